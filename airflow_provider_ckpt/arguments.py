@@ -250,15 +250,15 @@ def shown_command(command: Sequence[str]) -> str:
     return " ".join(_ASSIGNMENT.sub(rf"\1={MASK}", part) for part in command)
 
 
-def refuse_secrets(name: str, options: Mapping[str, str]) -> None:
-    """Check options that a task records, where Airflow's users can read them.
+def refuse_secrets(options: Mapping[str, str]) -> None:
+    """Check the argument ``configuration``, whose options a task records, where Airflow's users can read them.
 
     :raises CkptArgumentInvalid: naming a key that names a secret.
     """
     secret = next((key for key in options if is_secret_key(key)), None)
     if secret is not None:
         allowed = "a secret is not recorded: set it in the session, or when the job is first submitted"
-        raise CkptArgumentInvalid(name, secret, allowed)
+        raise CkptArgumentInvalid("configuration", secret, allowed)
 
 
 _SECTION = "ckpt"
@@ -276,26 +276,15 @@ def deferrable() -> bool:
     return DEFAULT_DEFERRABLE not in os.environ or bool(conf.getboolean("operators", "default_deferrable"))
 
 
-def poll_interval() -> float:
-    """Seconds between two polls."""
-    return float(conf.getfloat(_SECTION, "poll_interval", fallback=2.0))
+_DEFAULT_SECONDS: Final = {
+    "poll_interval": 2.0,
+    "defer_after": 3.0,
+    "min_deferral": 6.0,
+    "wait_timeout": 600.0,
+    "request_retry_timeout": 180.0,
+}
 
 
-def defer_after() -> float:
-    """Seconds that a task waits in its worker before it is deferred."""
-    return float(conf.getfloat(_SECTION, "defer_after", fallback=3.0))
-
-
-def min_deferral() -> float:
-    """Seconds that a trigger runs before it gives its event."""
-    return float(conf.getfloat(_SECTION, "min_deferral", fallback=6.0))
-
-
-def wait_timeout() -> float:
-    """Seconds that an operator waits for its operation."""
-    return float(conf.getfloat(_SECTION, "wait_timeout", fallback=600.0))
-
-
-def request_retry_timeout() -> float:
-    """Seconds for which one request is repeated while the job manager does not answer."""
-    return float(conf.getfloat(_SECTION, "request_retry_timeout", fallback=180.0))
+def configured_seconds(name: str) -> float:
+    """An option of the section ``[ckpt]``, in seconds; ``get_provider_info`` describes them."""
+    return float(conf.getfloat(_SECTION, name, fallback=_DEFAULT_SECONDS[name]))

@@ -191,15 +191,12 @@ class SharedAnswers:
         known = self._asked.get(key)
         if known is None or known.since != since or now - known.at > MAX_AGE_SECONDS or not known.is_usable:
             self._drop_old(now)
-            known = self._asked[key] = _Asked(since, now, self._begin(call))
+            task = asyncio.get_running_loop().create_task(self._ask(call))
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+            known = self._asked[key] = _Asked(since, now, task)
         answer: T = await asyncio.shield(known.answer)
         return answer
-
-    def _begin(self, call: Call[Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(self._ask(call))
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
 
     async def _ask(self, call: Call[Any]) -> Any:
         async with self._free:
@@ -276,15 +273,6 @@ class EventHub:
 
     # --- what wakes them
 
-    def _take(self, event: StreamedEvent) -> None:
-        if event.type == START:
-            self.streams = True
-            self._notifications_begin()
-        elif event.type == RESET:
-            self._call_all()
-        elif event.job_id is not None:
-            self._notify(event)
-
     def _notify(self, event: StreamedEvent) -> None:
         for job_id in (event.job_id or "", ANY_JOB):
             members = self._members.get(job_id, ())
@@ -359,7 +347,13 @@ class EventHub:
                     begun = True
                     # It has begun; from now on repeat_interval is for the client's read timeout to notice.
                     limit.reschedule(None)
-                    self._take(event)
+                    if event.type == START:
+                        self.streams = True
+                        self._notifications_begin()
+                    elif event.type == RESET:
+                        self._call_all()
+                    elif event.job_id is not None:
+                        self._notify(event)
         except TimeoutError:
             return begun, None
         except CkptClientError as error:
@@ -394,7 +388,9 @@ class EventHub:
                 present = {line.job_id: line for line in jobs}
                 self._compare(known, present)
                 known = present
-            await asyncio.sleep(self._interval)
+            await asyncio.sleep(
+                min((member.interval for members in self._members.values() for member in members), default=1.0)
+            )
 
     def _compare(self, before: dict[str, JobLine], now: dict[str, JobLine]) -> None:
         for job_id in tuple(self._members):
@@ -407,10 +403,6 @@ class EventHub:
             ):
                 self._notify(StreamedEvent("", "job-status", {"jobid": job_id}))
             self._notify(StreamedEvent("", POLL, {"jobid": job_id}))
-
-    @property
-    def _interval(self) -> float:
-        return min((member.interval for members in self._members.values() for member in members), default=1.0)
 
 
 def _standing_of(state: str, counts: Iterable[Mapping[str, int]]) -> _Standing:

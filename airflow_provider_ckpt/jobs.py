@@ -30,7 +30,7 @@ from airflow_provider_ckpt.exceptions import CkptJobAmbiguous, CkptJobNotFound, 
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.waiting import until_final
-from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointStatistics
+from ckpt_runtime.contract.checkpoints import CheckpointStatistics
 from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobLine
 
 _MOST_SHOWN = 10
@@ -97,10 +97,6 @@ async def resolve(client: AsyncCalls, job: str, *, ended: bool, pause: float) ->
         found = chosen(job, lines, ended=ended)
         if found is not None:
             return found
-    raise CkptJobNotFound(_absent(job, lines))
-
-
-def _absent(job: str, lines: Sequence[JobLine]) -> str:
     running = [line for line in lines if line.state not in TERMINAL_STATES]
     there = f"active jobs are {_shown(running)}" if running else "no job is active in this session"
     last = None if arguments.is_job_id(job) else latest_ended(job, lines)
@@ -110,7 +106,7 @@ def _absent(job: str, lines: Sequence[JobLine]) -> str:
         text = f"job: no job is named {job!r}; {there}"
     else:
         text = f"job: no active job is named {job!r}, the latest one, {last.job_id}, is {last.state}; {there}"
-    return f"{text}. Check the connection and the name, or give if_not_found='skip'"
+    raise CkptJobNotFound(f"{text}. Check the connection and the name, or give if_not_found='skip'")
 
 
 def _shown(lines: Sequence[JobLine]) -> str:
@@ -157,7 +153,7 @@ def chosen_path(line: JobLine, statistics: CheckpointStatistics, kind: str) -> s
 
     :raises CkptJobNotResumable: when the latest is missing.
     """
-    found = [item for item in statistics.completed if _fits(item, kind)]
+    found = [item for item in statistics.completed if kind == "ANY" or item.is_savepoint == (kind == "SAVEPOINT")]
     if not found:
         restored = statistics.latest_restored
         return None if restored is None or statistics.counts.completed else restored.external_path
@@ -171,10 +167,6 @@ def chosen_path(line: JobLine, statistics: CheckpointStatistics, kind: str) -> s
             f"(execution.checkpointing.externalized-checkpoint-retention). {_WAYS_OUT}"
         )
     return newest.external_path
-
-
-def _fits(item: Checkpoint, kind: str) -> bool:
-    return kind == "ANY" or item.is_savepoint == (kind == "SAVEPOINT")
 
 
 def _noun(kind: str) -> str:
@@ -259,7 +251,9 @@ def _resume(earlier: EarlierJob) -> Plan:
             f"it ends. Its retained checkpoints are in the checkpoint directory below {record['job_id']}. "
             f"{_RETRY_HINT}"
         )
-    entries = _recovery_points(earlier.statistics)
+    # Plain savepoints do not commit output, as checkpoints and the savepoint of a stop do.
+    completed = () if earlier.statistics is None else earlier.statistics.completed
+    entries = [item for item in completed if item.kind != "SAVEPOINT"]
     kept = [item for item in entries if not item.discarded and item.external_path]
     if kept:
         newest = max(kept, key=lambda item: item.id)
@@ -273,11 +267,6 @@ def _resume(earlier: EarlierJob) -> Plan:
         )
     why = f"{name} is {state} and has completed no checkpoint"
     return Plan(NextStep.START, why, record.get("snapshot"), bool(record.get("resumes")))
-
-
-def _recovery_points(statistics: CheckpointStatistics | None) -> list[Checkpoint]:
-    """Completed checkpoints, and the savepoint of a stop, which commits output as they do; plain ones do not."""
-    return [] if statistics is None else [item for item in statistics.completed if item.kind != "SAVEPOINT"]
 
 
 def _completed_unseen(statistics: CheckpointStatistics | None) -> bool:

@@ -71,7 +71,7 @@ class CkptTask:
 
     def retry_timeout(self, deadline: float | None) -> float:
         """Seconds for which a request is repeated while the job manager does not answer."""
-        retry_timeout = arguments.request_retry_timeout()
+        retry_timeout = arguments.configured_seconds("request_retry_timeout")
         return retry_timeout if deadline is None else max(0.0, min(retry_timeout, deadline - time.time()))
 
     @contextmanager
@@ -108,7 +108,7 @@ class CkptTask:
     def seconds_before_deferral(self) -> float:
         """Seconds that the task waits in its worker before it defers."""
         given = arguments.optional_seconds("defer_after", self.defer_after)
-        return arguments.defer_after() if given is None else given
+        return arguments.configured_seconds("defer_after") if given is None else given
 
     def wait_for(self, context: Context, condition: Condition, deadline: float | None, memo: Json | None = None) -> Any:
         """Wait for the condition, here for a while and then deferred; ends in ``execute_complete``.
@@ -176,10 +176,7 @@ class CkptTask:
 
 
 class CkptJobTask(CkptTask):
-    """Base of operators and sensors of one job.
-
-    ``finds_ended``: without a living job of the name, the one that ended last is meant.
-    """
+    """Base of tasks of one job. ``finds_ended``: if no living job has the name, the one that ended last is meant."""
 
     finds_ended: ClassVar[bool] = False
     job: Templated[str]

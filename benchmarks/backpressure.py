@@ -16,20 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from benchmarks import harness
 from benchmarks.backpressure_plot import table, write_charts, write_table
-from benchmarks.harness import (
-    BenchmarkError,
-    BenchmarkJob,
-    BenchmarkSession,
-    Report,
-    emit,
-    not_negative,
-    parser_for,
-    percentile,
-    progress,
-    run_main,
-    session,
-)
 from benchmarks.shuffle_run import PIPELINE, POLICIES, add_topology_options, drain_and_check, policy_configuration
 from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.contract.checkpoints import Checkpoint
@@ -44,10 +32,10 @@ OFF_MS = 3_600_000
 
 def main() -> None:
     """The command line."""
-    parser = parser_for(NAME, __doc__ or "")
+    parser = harness.parser_for(NAME, __doc__ or "")
     add_topology_options(parser, POLICIES, SLEEPS_MS[0])
     parser.add_argument("--seconds", type=float, default=10.0, help="length of the measured window")
-    parser.add_argument("--wait-s", type=not_negative, default=30.0, help="wait for checkpoints of the window")
+    parser.add_argument("--wait-s", type=harness.not_negative, default=30.0, help="wait for checkpoints of the window")
     parser.add_argument("--all", action="store_true", help="all --policies at all --sleeps")
     parser.add_argument("--policies", type=policies, default=POLICIES, help="of --all, separated by commas")
     parser.add_argument("--sleeps", type=sleeps, default=SLEEPS_MS, help="of --all, ms, separated by commas")
@@ -58,9 +46,9 @@ def main() -> None:
     if options.all:
         _measure_all(options)
         return
-    with session(options.parallelism) as running:
+    with harness.session(options.parallelism) as running:
         measures = measure(running, options)
-    emit(NAME, _without(options, _OF_ALL), measures, measures.pop("peak_rss_mb"))
+    harness.emit(NAME, _without(options, _OF_ALL), measures, measures.pop("peak_rss_mb"))
 
 
 def policies(text: str) -> tuple[str, ...]:
@@ -74,17 +62,17 @@ def policies(text: str) -> tuple[str, ...]:
 
 def sleeps(text: str) -> tuple[float, ...]:
     """An argument that lists sleeps in ms."""
-    return tuple(not_negative(part) for part in text.split(","))
+    return tuple(harness.not_negative(part) for part in text.split(","))
 
 
 def _measure_all(options: argparse.Namespace) -> None:
     """Emits all runs, those that failed with their ``error``; raises BenchmarkError at the end when one did."""
     runs = measure_cells([(policy, sleep) for sleep in options.sleeps for policy in options.policies], options)
-    progress(table(runs))
+    harness.progress(table(runs))
     if options.plot:
         write_table(options.plot, runs)
         write_charts(options.plot, runs)
-    emit(
+    harness.emit(
         NAME,
         _without(options, _OF_ONE_RUN),
         {"runs": runs},
@@ -92,7 +80,7 @@ def _measure_all(options: argparse.Namespace) -> None:
     )
     failed = [f"{run['policy']} at {run['sleep_ms']:g} ms: {run['error']}" for run in runs if "error" in run]
     if failed:
-        raise BenchmarkError("; ".join(failed))
+        raise harness.BenchmarkError("; ".join(failed))
 
 
 _OF_ALL = ("all", "policies", "sleeps", "plot")
@@ -109,21 +97,21 @@ def measure_cells(cells: Sequence[tuple[str, float]], options: argparse.Namespac
     runs: list[dict[str, Any]] = []
     while left:
         try:
-            with session(options.parallelism) as running:
+            with harness.session(options.parallelism) as running:
                 while left:
                     policy, sleep_ms = left.popleft()
-                    progress(f"policy {policy}, sleep {sleep_ms:g} ms")
+                    harness.progress(f"policy {policy}, sleep {sleep_ms:g} ms")
                     run = {"policy": policy, "sleep_ms": sleep_ms}
                     runs.append(run)
                     cell = argparse.Namespace(**{**vars(options), **run})
                     run |= measure(running, cell)
                     if options.plot:
                         write_table(options.plot, runs)  # what there is, should a later run be interrupted
-        except (BenchmarkError, CkptClientError, OSError) as error:
+        except (harness.BenchmarkError, CkptClientError, OSError) as error:
             if not runs or runs[-1].keys() & {"rows_per_s", "error"}:
                 raise  # of the session, not of a run
             runs[-1]["error"] = str(error).strip().splitlines()[0]
-            progress(f"failed: {error}")
+            harness.progress(f"failed: {error}")
     return runs
 
 
@@ -131,8 +119,8 @@ def measure_cells(cells: Sequence[tuple[str, float]], options: argparse.Namespac
 class Window:
     """The observations of a job between two moments."""
 
-    before: Report
-    after: Report
+    before: harness.Report
+    after: harness.Report
     started_ms: int
     ended_ms: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
@@ -147,36 +135,38 @@ class Window:
         return {
             "rows_per_s": round(self.after.rows_per_s_since(self.before, idle_allowed=True)),
             "checkpoints": len(completed),
-            "checkpoint_ms_p50": percentile(durations, 0.5),
-            "checkpoint_ms_p95": percentile(durations, 0.95),
+            "checkpoint_ms_p50": harness.percentile(durations, 0.5),
+            "checkpoint_ms_p95": harness.percentile(durations, 0.95),
             "checkpoint_ms_max": max(durations, default=None),
             "censored": bool(pending),
-            "checkpointed_bytes_p50": percentile([c.checkpointed_size for c in completed], 0.5),
-            "persisted_inflight_bytes_p50": percentile([c.persisted_data for c in completed], 0.5),
+            "checkpointed_bytes_p50": harness.percentile([c.checkpointed_size for c in completed], 0.5),
+            "persisted_inflight_bytes_p50": harness.percentile([c.persisted_data for c in completed], 0.5),
             "queued_bytes_max": self.queued_bytes_max,
         }
 
 
-def measure(running: BenchmarkSession, options: argparse.Namespace) -> dict[str, Any]:
+def measure(running: harness.BenchmarkSession, options: argparse.Namespace) -> dict[str, Any]:
     """One checked run; its figures with ``peak_rss_mb``. Raises BenchmarkError when rows were lost or repeated."""
     configuration = {"restart-strategy.type": "none", **policy_configuration(options)}
     if options.policy != "none":
         configuration["execution.checkpointing.interval"] = f"{OFF_MS} ms"
     with running.peak_memory() as memory:
         job = running.run(PIPELINE, [options.sleep_ms, options.payload], options.parallelism, configuration)
-        progress("  running; warming up")
+        harness.progress("  running; warming up")
         job.wait_for_rows()
         job.wait_for_spares()
         job.let_run(min(WARM_UP_S, options.seconds))
         measures = watch(job, options).measures()
         if not measures["rows_per_s"]:
-            raise BenchmarkError("no rows came during the measured window")
-        progress(f"  {measures['rows_per_s']:,} rows/s, {measures['checkpoints']} checkpoints; draining and checking")
+            raise harness.BenchmarkError("no rows came during the measured window")
+        harness.progress(
+            f"  {measures['rows_per_s']:,} rows/s, {measures['checkpoints']} checkpoints; draining and checking"
+        )
         drain_and_check(job)
     return {**measures, "peak_rss_mb": round(memory.peak_mb)}
 
 
-def watch(job: BenchmarkJob, options: argparse.Namespace) -> Window:
+def watch(job: harness.BenchmarkJob, options: argparse.Namespace) -> Window:
     """The measured window, and the wait for the checkpoints that were triggered in it."""
     report = job.report()
     window = Window(report, report, _now_ms())
@@ -194,20 +184,18 @@ def watch(job: BenchmarkJob, options: argparse.Namespace) -> Window:
     job.patch_interval(OFF_MS)
     limit = time.monotonic() + options.wait_s
     while True:
-        window.checkpoints = _triggered_since(job, window.started_ms)
+        history = job.checkpoint_statistics().history
+        window.checkpoints = [
+            found for found in history if found.triggered_at_ms >= window.started_ms and not found.is_savepoint
+        ]
         window.ended_ms = _now_ms()
         if not any(c.status == "IN_PROGRESS" for c in window.checkpoints) or time.monotonic() >= limit:
             break
         time.sleep(0.2)
         job.check_alive()
     if not window.checkpoints:
-        raise BenchmarkError(f"no checkpoint was triggered in {options.seconds:g} s")
+        raise harness.BenchmarkError(f"no checkpoint was triggered in {options.seconds:g} s")
     return window
-
-
-def _triggered_since(job: BenchmarkJob, since_ms: int) -> list[Checkpoint]:
-    history = job.checkpoint_statistics().history
-    return [found for found in history if found.triggered_at_ms >= since_ms and not found.is_savepoint]
 
 
 def _now_ms() -> int:
@@ -229,4 +217,4 @@ def queued_bytes(vertices: Sequence[IoMetrics]) -> int:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    harness.run_main(main)

@@ -9,17 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
-from benchmarks.harness import (
-    BenchmarkError,
-    BenchmarkJob,
-    add_keyed_options,
-    backend_configuration,
-    emit,
-    parser_for,
-    progress,
-    run_main,
-    session,
-)
+from benchmarks import harness
 from benchmarks.keyed_run import WARM_UP_S, check
 
 NAME = "checkpoint_cost"
@@ -28,16 +18,16 @@ NEVER_MS = 86_400_000
 
 def main() -> None:
     """The command line."""
-    parser = parser_for(NAME, __doc__ or "")
-    add_keyed_options(parser, seconds=80.0)
+    parser = harness.parser_for(NAME, __doc__ or "")
+    harness.add_keyed_options(parser, seconds=80.0)
     parser.add_argument("--window-s", type=float, default=4.0, help="length of one window")
     options = parser.parse_args()
     configuration = {
-        **backend_configuration(options.backend),
+        **harness.backend_configuration(options.backend),
         "execution.checkpointing.interval": f"{options.interval_ms} ms",
         "restart-strategy.type": "none",
     }
-    with session(options.parallelism) as running:
+    with harness.session(options.parallelism) as running:
         job = running.run("keyed_count", [options.keys], options.parallelism, configuration)
         job.wait_for_rows()
         job.wait_for_spares()
@@ -54,10 +44,10 @@ def main() -> None:
         "pairs": len(pairs),
         "checkpoints": completed,
     }
-    emit(NAME, options, measures, peak_rss_mb)
+    harness.emit(NAME, options, measures, peak_rss_mb)
 
 
-def _pairs(job: BenchmarkJob, options: argparse.Namespace) -> list[tuple[float, float]]:
+def _pairs(job: harness.BenchmarkJob, options: argparse.Namespace) -> list[tuple[float, float]]:
     """Rows per second with and without checkpoints, in alternating windows; the order turns from pair to pair."""
     pairs = []
     for number in range(int(options.seconds / (2 * options.window_s))):
@@ -68,11 +58,11 @@ def _pairs(job: BenchmarkJob, options: argparse.Namespace) -> list[tuple[float, 
             job.let_run(options.window_s)
             rates[with_checkpoints] = job.report().rows_per_s_since(before)
         pairs.append((rates[True], rates[False]))
-        progress(f"pair {number + 1}: {rates[True]:,.0f} rows/s with, {rates[False]:,.0f} without checkpoints")
+        harness.progress(f"pair {number + 1}: {rates[True]:,.0f} rows/s with, {rates[False]:,.0f} without checkpoints")
     if not pairs:
-        raise BenchmarkError("--seconds must be at least twice --window-s")
+        raise harness.BenchmarkError("--seconds must be at least twice --window-s")
     return pairs
 
 
 if __name__ == "__main__":
-    run_main(main)
+    harness.run_main(main)

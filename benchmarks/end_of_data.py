@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from benchmarks.harness import PIPELINES, emit, parser_for, positive_int, progress, run_main
-from benchmarks.process_tree import PeakMemory
+from benchmarks.harness import PIPELINES, measure_here, parser_for, positive_int, progress, run_main
 from benchmarks.sink import Target, target_of
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -45,28 +42,21 @@ def main() -> None:
     options = parser.parse_args()
     options.sink = options.sink.replace("postgresql", "postgres").replace("postgres", "postgresql")
     options.rows = options.rows or ROWS[options.sink]
-    directory = Path(tempfile.mkdtemp(prefix="ckpt-end-of-data-"))
-    try:
-        with PeakMemory(os.getpid()) as memory, target_of(options.sink, directory) as target, MiniCluster() as cluster:
-            measures = _measured(cluster, target, options, directory)
-        emit(NAME, options, measures, round(memory.peak_mb))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    measure_here(NAME, options, _measured)
 
 
-def _measured(
-    cluster: MiniCluster, target: Target, options: argparse.Namespace, directory: Path
-) -> dict[str, float | int]:
+def _measured(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """All sides in turns, after one run that warms up."""
-    _run(cluster, target, options, directory, SIDES["with"])
     tails: dict[str, list[float]] = {side: [] for side in SIDES}
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
-    for number in range(options.rounds):
-        for side in list(SIDES)[:: 1 if number % 2 else -1]:
-            took, tail = _run(cluster, target, options, directory, SIDES[side])
-            tails[side].append(tail)
-            rates[side].append(options.rows / took)
-            progress(f"{side}: {tail:.3f} s from the end of the data, {rates[side][-1]:,.0f} rows/s")
+    with target_of(options.sink, directory) as target, MiniCluster() as cluster:
+        _run(cluster, target, options, directory, SIDES["with"])
+        for number in range(options.rounds):
+            for side in list(SIDES)[:: 1 if number % 2 else -1]:
+                took, tail = _run(cluster, target, options, directory, SIDES[side])
+                tails[side].append(tail)
+                rates[side].append(options.rows / took)
+                progress(f"{side}: {tail:.3f} s from the end of the data, {rates[side][-1]:,.0f} rows/s")
     return {
         "tail_s_with": round(median(tails["with"]), 3),
         "tail_s_without": round(median(tails["without"]), 3),

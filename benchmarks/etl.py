@@ -7,14 +7,10 @@ The time is from the start of the query, in a process that is warm, to its end. 
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from pathlib import Path
+from functools import partial
 
-from benchmarks.harness import PIPELINES, emit, parser_for, positive_int, run_main
+from benchmarks.harness import PIPELINES, measure_here, parser_for, positive_int, run_main
 from benchmarks.pipelines.etl import totals
-from benchmarks.process_tree import PeakMemory
 from benchmarks.windows import add_orders_options, beside_spark
 
 NAME = "etl"
@@ -26,13 +22,7 @@ def main() -> None:
     parser.add_argument("--keys", type=positive_int, default=100_000, help="number of customers")
     add_orders_options(parser, files=10)
     options = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="ckpt-etl-"))
-    try:
-        with PeakMemory(os.getpid()) as memory:
-            measures = beside_spark(options, directory, PIPELINES / "etl.py", totals)
-        emit(NAME, options, measures, round(memory.peak_mb))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    measure_here(NAME, options, partial(beside_spark, program=PIPELINES / "etl.py", totals=totals))
 
 
 if __name__ == "__main__":

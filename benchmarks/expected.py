@@ -37,14 +37,22 @@ class Totals:
         return int(self.counts.sum())
 
 
+def splitmix64(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Returns splitmix64 of numbers, modulo 2**64; compiled, also of one number."""
+    h = numbers + np.uint64(0x9E3779B97F4A7C15)
+    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))
+
+
+_splitmix64: Any = numba.njit(nogil=True)(splitmix64)
+
+
 @numba.njit(nogil=True)
 def _add_split(split: int, rows: int, keys: np.uint64, counts: Int64s, sums: Int64s) -> None:  # pragma: no cover
     for position in range(rows):
         row = (position // BLOCK * SPLITS + split) * BLOCK + position % BLOCK
-        h = np.uint64(row) + np.uint64(0x9E3779B97F4A7C15)
-        h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        h = h ^ (h >> np.uint64(31))
+        h = _splitmix64(np.uint64(row))
         key = h % keys
         counts[key] += 1
         sums[key] += np.int64(h & np.uint64(1023))
@@ -63,10 +71,7 @@ def _digest_split(split: int, rows: int) -> int:  # pragma: no cover
     total = np.uint64(0)
     for position in range(rows):
         row = (position // BLOCK * SPLITS + split) * BLOCK + position % BLOCK
-        h = np.uint64(row) + np.uint64(0x9E3779B97F4A7C15)
-        h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        total += h ^ (h >> np.uint64(31))
+        total += _splitmix64(np.uint64(row))
     return total  # type: ignore[return-value]
 
 
@@ -80,10 +85,7 @@ KEY_FORMS = ("int", "scattered", "string")
 
 def scattered(keys: Int64s) -> Int64s:
     """splitmix64 of each key, as a signed integer."""
-    h = keys.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (h ^ (h >> np.uint64(31))).view(np.int64)
+    return splitmix64(keys.astype(np.uint64)).view(np.int64)
 
 
 def _places(found: Any, form: str, known: pa.Array) -> Int64s:
@@ -104,23 +106,15 @@ class Savepoint:
 
     def positions(self, uid: str) -> dict[int, int]:
         """Rows emitted by split of the source ``uid``."""
-        return {
-            int(item["split"]): int(item["position"])
-            for state in self._snapshot.states(uid)
-            for listed in state.lists
-            if listed.name == "positions"
-            for item in listed.items
-        }
+        return {int(item["split"]): int(item["position"]) for item in self._items(uid, "positions")}
 
     def rows(self, uid: str) -> int:
         """Rows that the verifying sink ``uid`` has got."""
-        return sum(
-            int(rows)
-            for state in self._snapshot.states(uid)
-            for listed in state.lists
-            if listed.name == "rows"
-            for rows in listed.items
-        )
+        return sum(map(int, self._items(uid, "rows")))
+
+    def _items(self, uid: str, name: str) -> Iterator[Any]:
+        lists = (listed for state in self._snapshot.states(uid) for listed in state.lists if listed.name == name)
+        return (item for listed in lists for item in listed.items)
 
     def totals(self, uid: str, keys: int, form: str = "int") -> Totals:
         """The state of operator ``uid``: a state whose first columns are the key, the count and the sum.

@@ -9,9 +9,6 @@ a thread per subtask, and each takes the next file.
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Iterator
@@ -26,10 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from benchmarks.harness import PIPELINES, BenchmarkError, emit, parser_for, positive_int, progress, run_main
+from benchmarks.harness import PIPELINES, BenchmarkError, measure_here, parser_for, positive_int, progress, run_main
 from benchmarks.nexmark.processes import CpuTime, Timed
 from benchmarks.pipelines.expressions import SCHEMA, computed
-from benchmarks.process_tree import PeakMemory
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 
@@ -48,13 +44,7 @@ def main() -> None:
     parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks, cores and threads")
     parser.add_argument("--spark", action="store_true", help="measure Spark, too; its result is always compared")
     options = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="ckpt-expressions-"))
-    try:
-        with PeakMemory(os.getpid()) as memory:
-            measures = _measured(options, directory)
-        emit(NAME, options, measures, round(memory.peak_mb))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    measure_here(NAME, options, _measured)
 
 
 def _measured(options: Namespace, directory: Path) -> dict[str, Any]:

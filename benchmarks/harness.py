@@ -191,7 +191,6 @@ class BenchmarkJob:
         self._client = session.client
 
     def report(self) -> Report:
-        """The sink's latest reports."""
         return Report.read(self._report)
 
     def wait_for(self, what: str, condition: Callable[[], bool], timeout_s: float, poll_s: float = 0.1) -> None:
@@ -243,14 +242,10 @@ class BenchmarkJob:
             entries = self._client.job_exceptions(self.id).entries
             raise BenchmarkError(f"the job is {state}: {entries[0].stack_trace if entries else 'no failure is known'}")
 
-    def endpoint_ports(self) -> list[int]:
-        """The data ports of the workers that run the job's subtasks."""
-        vertices = [self._client.vertex_details(self.id, v.id) for v in self._client.job_details(self.id).vertices]
-        return [int(subtask.endpoint.rpartition(":")[2]) for vertex in vertices for subtask in vertex.subtasks]
-
     def active_worker(self) -> psutil.Process:
         """One that runs subtasks: its data port is a subtask's endpoint. Raises BenchmarkError."""
-        ports = set(self.endpoint_ports())
+        vertices = [self._client.vertex_details(self.id, v.id) for v in self._client.job_details(self.id).vertices]
+        ports = {int(subtask.endpoint.rpartition(":")[2]) for vertex in vertices for subtask in vertex.subtasks}
         for worker in workers_of(self.session.info.pid):
             if listening_port(worker) in ports:
                 return worker
@@ -269,7 +264,6 @@ class BenchmarkJob:
         return int(self._client.job_metrics(self.id, (name,)).get(name, 0))
 
     def all_running(self) -> bool:
-        """Whether every subtask runs."""
         details = self._client.job_details(self.id)
         return details.state == "RUNNING" and all(
             vertex.tasks.get("RUNNING") == vertex.parallelism for vertex in details.vertices
@@ -298,12 +292,10 @@ class BenchmarkJob:
         return next(taken for taken in history if taken.external_path == status.location)
 
     def cancel(self) -> None:
-        """Ends it as it is."""
         self._client.cancel_job(self.id)
         self._client.wait_for_state(self.id, ["CANCELED"], timeout_s=60, poll_interval_s=0.1)
 
     def checkpoint_statistics(self) -> CheckpointStatistics:
-        """Counts, the latest ones, and the history."""
         return self._client.checkpoint_statistics(self.id)
 
     def file(self, name: str) -> Path:
@@ -410,6 +402,16 @@ def percentile(values: Sequence[float], share: float) -> float | None:
         return None
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def measure_here(
+    name: str, options: argparse.Namespace, measure: Callable[[argparse.Namespace, Path], dict[str, Any]]
+) -> None:
+    """Measures what this process and its children do, in a directory that is deleted afterwards, and emits it."""
+    with tempfile.TemporaryDirectory(prefix=f"ckpt-{name.replace('_', '-')}-", ignore_cleanup_errors=True) as directory:
+        with PeakMemory(os.getpid()) as memory:
+            measures = measure(options, Path(directory))
+        emit(name, options, measures, round(memory.peak_mb))
 
 
 def emit(name: str, options: argparse.Namespace, measures: Mapping[str, Any], peak_rss_mb: int) -> None:

@@ -8,7 +8,6 @@ backend is restored from the last checkpoint, and has to hold the same counts an
 from __future__ import annotations
 
 import resource
-import shutil
 import statistics
 import tempfile
 import time
@@ -43,11 +42,8 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=positive_int, default=10, help="increments after the complete one")
     options = parser.parse_args()
     warm_up()
-    directory = Path(tempfile.mkdtemp(prefix="ckpt-increments-"))
-    try:
-        measures = measure(directory, options.keys, options.change, options.checkpoints)
-    finally:
-        shutil.rmtree(directory)
+    with tempfile.TemporaryDirectory(prefix="ckpt-increments-") as directory:
+        measures = measure(Path(directory), options.keys, options.change, options.checkpoints)
     emit(NAME, options, measures, round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
 
 

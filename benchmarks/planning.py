@@ -8,12 +8,10 @@ to give the same graph.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from argparse import Namespace
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -51,20 +49,17 @@ def main() -> None:
     options = parser.parse_args()
     if options.operators < LEAST_OPERATORS:
         parser.error(f"--operators {options.operators}: it has to be at least {LEAST_OPERATORS}")
-    directory = Path(tempfile.mkdtemp(prefix="ckpt-planning-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="ckpt-planning-", ignore_cleanup_errors=True) as directory:
         measures = _measured(options, directory)
         emit(NAME, options, measures, psutil.Process().memory_info().rss // (1 << 20))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
 
 
-def _measured(options: Namespace, directory: Path) -> dict[str, Any]:
+def _measured(options: Namespace, directory: str) -> dict[str, Any]:
     whole: list[float] = []
     parts: list[Parts] = []
     with MiniCluster() as cluster:
         for version in range(-2, options.rounds):  # the first two warm Spark, the template and this process up
-            given = (str(directory), str(options.operators), str(version))
+            given = (directory, str(options.operators), str(version))
             took, graph = _in_driver(cluster, given)
             here = _here(given)
             if here.graph != graph:

@@ -10,17 +10,7 @@ import argparse
 import random
 import time
 
-from benchmarks.harness import (
-    BenchmarkError,
-    BenchmarkJob,
-    emit,
-    parser_for,
-    percentile,
-    positive_int,
-    progress,
-    run_main,
-    session,
-)
+from benchmarks import harness
 from benchmarks.process_tree import agent_of
 
 NAME = "recovery"
@@ -38,42 +28,44 @@ CONFIGURATION = {
 
 def main() -> None:
     """The command line."""
-    parser = parser_for(NAME, __doc__ or "")
-    parser.add_argument("--kills", type=positive_int, default=10, help="number of kills")
+    parser = harness.parser_for(NAME, __doc__ or "")
+    parser.add_argument("--kills", type=harness.positive_int, default=10, help="number of kills")
     parser.add_argument("--what", choices=("worker", "agent"), default="worker", help="which process is killed")
     options = parser.parse_args()
     times, peak_rss_mb = measure(options)
-    measures = {f"{options.what}_s_p50": percentile(times, 0.5), f"{options.what}_s_max": max(times)}
-    emit(NAME, options, measures, peak_rss_mb)
+    measures = {f"{options.what}_s_p50": harness.percentile(times, 0.5), f"{options.what}_s_max": max(times)}
+    harness.emit(NAME, options, measures, peak_rss_mb)
 
 
 def measure(options: argparse.Namespace) -> tuple[list[float], int]:
     """The times of all kills, and the peak memory. Raises BenchmarkError when rows were lost or repeated."""
     times = []
-    with session(PARALLELISM) as running:
+    with harness.session(PARALLELISM) as running:
         job = running.run(NAME, [KEYS, ROWS_PER_S], PARALLELISM, CONFIGURATION)
         job.wait_for_rows()
         for number in range(options.kills):
             _settle(job)
             times.append(_kill(job, options.what))
-            progress(f"  kill {number + 1} of {options.what}: {times[-1]:.3f} s")
+            harness.progress(f"  kill {number + 1} of {options.what}: {times[-1]:.3f} s")
         _settle(job)
         job.drain()
         report = job.report()
         rows, counted = report.total("rows"), report.total("count_total")
         if rows != counted or report.total("violations"):
-            raise BenchmarkError(f"{rows} rows at the sink, {counted} counted, {report.total('violations')} violations")
+            raise harness.BenchmarkError(
+                f"{rows} rows at the sink, {counted} counted, {report.total('violations')} violations"
+            )
         return times, running.peak_rss_mb
 
 
-def _settle(job: BenchmarkJob) -> None:
+def _settle(job: harness.BenchmarkJob) -> None:
     """Waits for the next completed checkpoint and for an idle spare in every slot."""
     known = len(job.completed_checkpoints())
     job.wait_for("a completed checkpoint", lambda: len(job.completed_checkpoints()) > known, SETTLE_TIMEOUT_S)
     job.wait_for_spares(SETTLE_TIMEOUT_S)
 
 
-def _kill(job: BenchmarkJob, what: str) -> float:
+def _kill(job: harness.BenchmarkJob, what: str) -> float:
     """Seconds until every subtask of the sink has got rows again."""
     before = {index: document["attempt"] for index, document in job.report().subtasks.items()}
     victim = job.active_worker()
@@ -92,4 +84,4 @@ def _kill(job: BenchmarkJob, what: str) -> float:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    harness.run_main(main)

@@ -20,20 +20,7 @@ from urllib.request import url2pathname
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
-from benchmarks.harness import (
-    BenchmarkError,
-    BenchmarkJob,
-    BenchmarkSession,
-    add_backend_option,
-    backend_configuration,
-    emit,
-    parser_for,
-    percentile,
-    positive_int,
-    progress,
-    run_main,
-    session,
-)
+from benchmarks import harness
 from benchmarks.process_tree import processes_of
 from ckpt_runtime.configuration.state_options import RocksDBOptions
 from ckpt_runtime.contract.checkpoints import Checkpoint
@@ -68,36 +55,36 @@ class Pace:
 
 def main() -> None:
     """The command line."""
-    parser = parser_for(NAME, __doc__ or "")
+    parser = harness.parser_for(NAME, __doc__ or "")
     parser.add_argument("--state-mb", type=sizes, default=[1000], help="size of the state; several: one line for each")
     parser.add_argument("--change", type=float, default=0.01, help="share of the keys changed between two snapshots")
-    parser.add_argument("--value-bytes", type=positive_int, default=500, help="size of one value")
+    parser.add_argument("--value-bytes", type=harness.positive_int, default=500, help="size of one value")
     parser.add_argument(
         "--window-s", type=float, default=20.0, help="length of each window of throughput: merges come every 20 files"
     )
     parser.add_argument("--copies", action="store_true", help="savepoints copy files, though they could link them")
-    add_backend_option(parser, default="rocksdb")
+    harness.add_backend_option(parser, default="rocksdb")
     options = parser.parse_args()
     for state_mb in options.state_mb:
         chosen = argparse.Namespace(**{**vars(options), "state_mb": state_mb})
-        with session(PARALLELISM) as running:
+        with harness.session(PARALLELISM) as running:
             measures = measure(running, chosen)
             peak_rss_mb = running.peak_rss_mb
-        emit(NAME, chosen, measures, peak_rss_mb)
+        harness.emit(NAME, chosen, measures, peak_rss_mb)
 
 
 def sizes(text: str) -> list[int]:
     """Numbers with commas in between."""
-    return [positive_int(part) for part in text.split(",")]
+    return [harness.positive_int(part) for part in text.split(",")]
 
 
-def measure(running: BenchmarkSession, options: argparse.Namespace) -> dict[str, Any]:
+def measure(running: harness.BenchmarkSession, options: argparse.Namespace) -> dict[str, Any]:
     """One state size. Raises BenchmarkError."""
     keys = options.state_mb * 1_000_000 // options.value_bytes
     changed = max(1, round(keys * options.change))
     pace = Pace.of(keys, changed)
     job = start(running, options, pace)
-    progress(f"filling {keys:,} keys")
+    harness.progress(f"filling {keys:,} keys")
     job.wait_for("the state to be full", lambda: job.report().total("rows") >= keys, FILL_TIMEOUT_S)
     job.checkpoint()
     taken = {
@@ -107,21 +94,22 @@ def measure(running: BenchmarkSession, options: argparse.Namespace) -> dict[str,
     }
     sync_ms = [time for kind in ("incremental", "native") for one in taken[kind] for time in job.sync_times_ms(one)]
     last = {kind: one[-1] for kind, one in taken.items()}
+    files = Path(url2pathname(urlparse(last["canonical"].external_path or "").path)).rglob("*")
     return {
         **_costs(taken),
-        "canonical_bytes": _bytes_in(last["canonical"]),
-        "sync_ms_p99": percentile(sync_ms, 0.99),
+        "canonical_bytes": sum(file.stat().st_size for file in files if file.is_file()),
+        "sync_ms_p99": harness.percentile(sync_ms, 0.99),
         **_restores(running, options, pace, job, last),
         **_throughput(running, options, pace, last["native"]),
     }
 
 
 def start(
-    running: BenchmarkSession, options: argparse.Namespace, pace: Pace, snapshot: str | None = None
-) -> BenchmarkJob:
+    running: harness.BenchmarkSession, options: argparse.Namespace, pace: Pace, snapshot: str | None = None
+) -> harness.BenchmarkJob:
     """The job, once all subtasks of its sink have rows; with a ``snapshot`` it continues from there."""
     configuration = {
-        **backend_configuration(options.backend),
+        **harness.backend_configuration(options.backend),
         "execution.checkpointing.interval": NEVER,
         "execution.checkpointing.incremental": "true",
         "execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION",
@@ -135,7 +123,7 @@ def start(
 
 
 def _repeated(
-    job: BenchmarkJob,
+    job: harness.BenchmarkJob,
     changed: int,
     take: Callable[[], Checkpoint],
     *,
@@ -149,7 +137,9 @@ def _repeated(
         wanted = job.report().total("rows") + changed
         job.wait_for("changes", lambda wanted=wanted: job.report().total("rows") >= wanted, FILL_TIMEOUT_S)  # type: ignore[misc]
         taken.append(take())
-        progress(f"  {taken[-1].kind.lower()}: {taken[-1].duration_ms} ms, {taken[-1].checkpointed_size:,} bytes")
+        harness.progress(
+            f"  {taken[-1].kind.lower()}: {taken[-1].duration_ms} ms, {taken[-1].checkpointed_size:,} bytes"
+        )
     return taken
 
 
@@ -166,16 +156,11 @@ def _costs(taken: Mapping[str, list[Checkpoint]]) -> dict[str, Any]:
     }
 
 
-def _bytes_in(snapshot: Checkpoint) -> int:
-    files = Path(url2pathname(urlparse(snapshot.external_path or "").path)).rglob("*")
-    return sum(file.stat().st_size for file in files if file.is_file())
-
-
 def _restores(
-    running: BenchmarkSession,
+    running: harness.BenchmarkSession,
     options: argparse.Namespace,
     pace: Pace,
-    job: BenchmarkJob,
+    job: harness.BenchmarkJob,
     last: Mapping[str, Checkpoint],
 ) -> dict[str, float]:
     final = job.checkpoint()
@@ -184,7 +169,7 @@ def _restores(
     for kind, snapshot in (("native", last["native"]), ("canonical", last["canonical"]), ("checkpoint", final)):
         restored = start(running, options, pace, snapshot.external_path)
         found[f"restore_{kind}_s"] = restored.deployment_s()
-        progress(f"  went on from {kind} in {found[f'restore_{kind}_s']:.2f} s")
+        harness.progress(f"  went on from {kind} in {found[f'restore_{kind}_s']:.2f} s")
         restored.let_run(1.0)
         check_order(restored)
         restored.cancel()
@@ -192,7 +177,7 @@ def _restores(
 
 
 def _throughput(
-    running: BenchmarkSession, options: argparse.Namespace, pace: Pace, snapshot: Checkpoint
+    running: harness.BenchmarkSession, options: argparse.Namespace, pace: Pace, snapshot: Checkpoint
 ) -> dict[str, float]:
     """As fast as it goes, without checkpoints and with one per second, in turn.
 
@@ -213,7 +198,7 @@ def _throughput(
         report, cpu_s = job.report(), _cpu_s(running) - cpu_s
         rates[kind].append(report.rows_per_s_since(before))
         costs[kind].append(cpu_s * 1e6 / (report.total("rows") - before.total("rows")))
-        progress(f"  checkpoints: {kind}, {rates[kind][-1]:,.0f} rows/s, {costs[kind][-1]:.1f} us of CPU a row")
+        harness.progress(f"  checkpoints: {kind}, {rates[kind][-1]:,.0f} rows/s, {costs[kind][-1]:.1f} us of CPU a row")
     check_order(job)
     job.cancel()
     return {f"rows_per_s_{kind}": round(statistics.mean(rate)) for kind, rate in rates.items()} | {
@@ -221,7 +206,7 @@ def _throughput(
     }
 
 
-def _end_checkpoints(job: BenchmarkJob, pace: Pace) -> None:
+def _end_checkpoints(job: harness.BenchmarkJob, pace: Pace) -> None:
     """Returns when the last one has ended, and the cache holds as many changes as it can since."""
     job.patch_interval(NEVER_MS)
     job.wait_for("the last checkpoint to end", lambda: job.checkpoint_statistics().counts.in_progress == 0, 120)
@@ -229,14 +214,14 @@ def _end_checkpoints(job: BenchmarkJob, pace: Pace) -> None:
     job.wait_for("changes to fill the cache", lambda: job.report().total("rows") >= full, FILL_TIMEOUT_S)
 
 
-def _begin_checkpoints(job: BenchmarkJob) -> None:
+def _begin_checkpoints(job: harness.BenchmarkJob) -> None:
     """Returns when one comes every second."""
     job.patch_interval(1000)
     least = job.checkpoint_statistics().counts.completed + 1
     job.wait_for("checkpoints", lambda: job.checkpoint_statistics().counts.completed > least, 120)
 
 
-def _cpu_s(running: BenchmarkSession) -> float:
+def _cpu_s(running: harness.BenchmarkSession) -> float:
     """Processor seconds that the processes of the session have used so far."""
     total = 0.0
     for process in processes_of(running.info.pid):
@@ -246,12 +231,12 @@ def _cpu_s(running: BenchmarkSession) -> float:
     return total
 
 
-def check_order(job: BenchmarkJob) -> None:
+def check_order(job: harness.BenchmarkJob) -> None:
     """Raises BenchmarkError if the job has ended, or the updates of a key were not in order."""
     job.check_alive()
     if job.report().total("violations"):
-        raise BenchmarkError("updates came out of order")
+        raise harness.BenchmarkError("updates came out of order")
 
 
 if __name__ == "__main__":
-    run_main(main)
+    harness.run_main(main)

@@ -71,11 +71,9 @@ async def _far_ends(launches: Connection) -> None:
     while True:
         slot_id, port, secret = await asyncio.to_thread(launches.recv)
         slots.launch(slot_id, port, secret, lambda *_: None)
-        await _until(lambda: len(slots.launched) <= STARTING + len(_registered(slots)))
-
-
-def _registered(slots: FakeSlots) -> set[str]:
-    return {worker.peer.registration.slot for worker in slots.workers}
+        await _until(
+            lambda: len(slots.launched) <= STARTING + len({worker.peer.registration.slot for worker in slots.workers})
+        )
 
 
 async def _until(condition: Callable[[], bool]) -> None:

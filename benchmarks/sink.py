@@ -16,10 +16,8 @@ the log's own marks say when a reader of committed messages sees them in Kafka.
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing import get_context
@@ -34,7 +32,7 @@ from pyspark.sql import SparkSession
 from benchmarks.harness import (
     PIPELINES,
     BenchmarkError,
-    emit,
+    measure_here,
     not_negative,
     parser_for,
     percentile,
@@ -43,7 +41,6 @@ from benchmarks.harness import (
     run_main,
 )
 from benchmarks.pipelines.sink import FETCH_WAIT_MS
-from benchmarks.process_tree import PeakMemory
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 
@@ -77,16 +74,17 @@ def main() -> None:
     options = parser.parse_args()
     options.sink = options.sink.replace("postgresql", "postgres").replace("postgres", "postgresql")
     options.rows = options.rows or ROWS[options.sink]
-    directory = Path(tempfile.mkdtemp(prefix="ckpt-sink-"))
     builder = SparkSession.builder.master(f"local[{options.parallelism}]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.sql.session.timeZone", "UTC").config("spark.driver.memory", "1g").getOrCreate()
     try:
-        with PeakMemory(os.getpid()) as memory, target_of(options.sink, directory) as target, MiniCluster() as cluster:
-            measures = Runs(cluster, target, options, directory).measured()
-        emit(NAME, options, measures, round(memory.peak_mb))
+        measure_here(NAME, options, _measured)
     finally:
         spark.stop()
-        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _measured(options: Namespace, directory: Path) -> dict[str, Any]:
+    with target_of(options.sink, directory) as target, MiniCluster() as cluster:
+        return Runs(cluster, target, options, directory).measured()
 
 
 class Target:

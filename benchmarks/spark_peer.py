@@ -13,10 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
@@ -28,9 +26,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
-from benchmarks.harness import BenchmarkError, emit, parser_for, positive_int, progress, run_main
+from benchmarks.expected import splitmix64
+from benchmarks.harness import BenchmarkError, measure_here, parser_for, positive_int, progress, run_main
 from benchmarks.pipelines.keyed_process import OUTPUT_SCHEMA, CountAndSum
-from benchmarks.process_tree import PeakMemory
 
 NAME = "spark_peer"
 WARM_UP_BATCHES = 3
@@ -57,21 +55,12 @@ def main() -> None:
     options.file_rows = options.file_rows or (1_000_000 if options.what == "count" else 50_000)
     if options.what == "process" and options.state == "hdfs":
         parser.error("--state hdfs: transformWithState needs rocksdb")
-    directory = Path(tempfile.mkdtemp(prefix="ckpt-spark-peer-"))
-    try:
-        with PeakMemory(os.getpid()) as memory:
-            measures = _measure(options, directory)
-        emit(NAME, options, measures, round(memory.peak_mb))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    measure_here(NAME, options, _measure)
 
 
 def rows_batch(first: int, rows: int, keys: int) -> pa.RecordBatch:
     """Rows ``first`` to ``first + rows - 1`` of the generator, computed with NumPy (arithmetic modulo 2**64)."""
-    z = np.arange(first, first + rows, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
+    z = splitmix64(np.arange(first, first + rows, dtype=np.uint64))
     key, value = (z % np.uint64(keys)).astype(np.int64), (z & np.uint64(1023)).astype(np.int64)
     return pa.RecordBatch.from_arrays([pa.array(key), pa.array(value)], names=["key", "value"])
 
@@ -152,7 +141,7 @@ def _follow(query: StreamingQuery, files: _Files, options: argparse.Namespace) -
             if (failure := query.exception()) is not None:
                 raise BenchmarkError(str(failure))
             batches = _batches(query)
-            measured = _warm(batches)
+            measured = [b for b in batches[WARM_UP_BATCHES:] if b["start"] >= batches[0]["start"] + WARM_UP_S]
             if sum(batch["seconds"] for batch in measured) >= options.seconds:
                 break
             done = sum(batch["rows"] for batch in batches) // options.file_rows
@@ -168,11 +157,6 @@ def _follow(query: StreamingQuery, files: _Files, options: argparse.Namespace) -
         "micro_batches": len(measured),
         "batch_s_p50": round(statistics.median(batch["seconds"] for batch in measured), 3),
     }
-
-
-def _warm(batches: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Those that began when the code was compiled and the caches were filled."""
-    return [b for b in batches[WARM_UP_BATCHES:] if b["start"] >= batches[0]["start"] + WARM_UP_S]
 
 
 def _batches(query: StreamingQuery) -> list[dict[str, float]]:

@@ -15,17 +15,7 @@ from typing import Any
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.harness import (
-    BenchmarkError,
-    BenchmarkSession,
-    add_backend_option,
-    emit,
-    parser_for,
-    positive_int,
-    progress,
-    run_main,
-    session,
-)
+from benchmarks import harness
 from benchmarks.savepoint import FILL_TIMEOUT_S, PARALLELISM, Pace, check_order, start
 
 NAME = "state_processor"
@@ -34,31 +24,36 @@ WARM_ROWS = 1000
 
 def main() -> None:
     """The command line."""
-    parser = parser_for(NAME, __doc__ or "")
-    parser.add_argument("--state-mb", type=positive_int, default=1000, help="size of the state")
+    parser = harness.parser_for(NAME, __doc__ or "")
+    parser.add_argument("--state-mb", type=harness.positive_int, default=1000, help="size of the state")
     parser.add_argument("--format", choices=("native", "canonical"), default="native", help="of the read savepoint")
-    parser.add_argument("--value-bytes", type=positive_int, default=500, help="size of one value")
-    add_backend_option(parser, default="rocksdb")
+    parser.add_argument("--value-bytes", type=harness.positive_int, default=500, help="size of one value")
+    harness.add_backend_option(parser, default="rocksdb")
     options = parser.parse_args()
-    with session(PARALLELISM) as running:
+    with harness.session(PARALLELISM) as running:
         measures = _measured(running, options)
         peak_rss_mb = running.peak_rss_mb
-    emit(NAME, options, measures, peak_rss_mb)
+    harness.emit(NAME, options, measures, peak_rss_mb)
 
 
-def _measured(running: BenchmarkSession, options: argparse.Namespace) -> dict[str, Any]:
+def _measured(running: harness.BenchmarkSession, options: argparse.Namespace) -> dict[str, Any]:
     keys = options.state_mb * 1_000_000 // options.value_bytes
     pace = Pace(keys, rows_per_s=0, spread=1)
     of_job = argparse.Namespace(**vars(options), copies=False)
     job = start(running, of_job, pace)
-    progress(f"filling {keys:,} keys")
+    harness.progress(f"filling {keys:,} keys")
     job.wait_for("the state to be full", lambda: job.report().total("keys") == keys, FILL_TIMEOUT_S)
     savepoint = job.savepoint("NATIVE" if options.format == "native" else "CANONICAL").external_path or ""
     job.cancel()
     builder = SparkSession.builder.master(f"local[{PARALLELISM}]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.driver.memory", "2g").getOrCreate()
     try:
-        _warm_up(spark, f"{running.directory}/small")
+        target = f"{running.directory}/small"
+        columns = ("struct(id AS key) AS key", "struct(id AS count, encode(string(id), 'UTF-8') AS bytes) AS value")
+        _write(spark.range(WARM_ROWS).selectExpr(*columns), target, kind="value")
+        found = _state(spark, target).count()
+        if found != WARM_ROWS:
+            raise harness.BenchmarkError(f"a savepoint of {WARM_ROWS} rows has {found}")
         read_s, write_s = _in_spark(spark, savepoint, f"{running.directory}/written", options, keys)
     finally:
         spark.stop()
@@ -66,17 +61,8 @@ def _measured(running: BenchmarkSession, options: argparse.Namespace) -> dict[st
     restored.let_run(1.0)
     check_order(restored)
     restored.cancel()
-    progress("the job has continued from what Spark wrote")
+    harness.progress("the job has continued from what Spark wrote")
     return {"read_rows_per_s": round(keys / read_s), "write_rows_per_s": round(keys / write_s)}
-
-
-def _warm_up(spark: SparkSession, target: str) -> None:
-    """Raises BenchmarkError if a small table is not what was written."""
-    columns = ("struct(id AS key) AS key", "struct(id AS count, encode(string(id), 'UTF-8') AS bytes) AS value")
-    _write(spark.range(WARM_ROWS).selectExpr(*columns), target, kind="value")
-    found = _state(spark, target).count()
-    if found != WARM_ROWS:
-        raise BenchmarkError(f"a savepoint of {WARM_ROWS} rows has {found}")
 
 
 def _in_spark(
@@ -89,14 +75,16 @@ def _in_spark(
     read_s = time.monotonic() - begun
     wanted = (keys, keys * (keys - 1) // 2, keys * options.value_bytes)
     if found != wanted:
-        raise BenchmarkError(f"Spark has read {found} (rows, sum of keys, bytes), and the savepoint holds {wanted}")
-    progress(f"read {keys:,} rows in {read_s:.2f} s")
+        raise harness.BenchmarkError(
+            f"Spark has read {found} (rows, sum of keys, bytes), and the savepoint holds {wanted}"
+        )
+    harness.progress(f"read {keys:,} rows in {read_s:.2f} s")
     rows = _state(spark, savepoint).persist(StorageLevel.DISK_ONLY)
     rows.count()
     begun = time.monotonic()
     _write(rows, target, base=savepoint)
     write_s = time.monotonic() - begun
-    progress(f"wrote them in {write_s:.2f} s")
+    harness.progress(f"wrote them in {write_s:.2f} s")
     return read_s, write_s
 
 
@@ -111,4 +99,4 @@ def _write(rows: DataFrame, target: str, **options: str) -> None:
 
 
 if __name__ == "__main__":
-    run_main(main)
+    harness.run_main(main)

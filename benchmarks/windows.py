@@ -8,12 +8,10 @@ processes: on the engine's side also those of planning the program, of starting 
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.harness import PIPELINES, BenchmarkError, emit, parser_for, positive_int, progress, run_main
+from benchmarks.harness import PIPELINES, BenchmarkError, measure_here, parser_for, positive_int, progress, run_main
 from benchmarks.nexmark.processes import CpuTime
 from benchmarks.pipelines.windows import SCHEMA, totals
-from benchmarks.process_tree import PeakMemory
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 
@@ -40,13 +37,7 @@ def main() -> None:
     parser.add_argument("--keys", type=positive_int, default=100_000, help="number of customers")
     add_orders_options(parser, files=8)
     options = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="ckpt-windows-"))
-    try:
-        with PeakMemory(os.getpid()) as memory:
-            measures = _measure(options, directory)
-        emit(NAME, options, measures, round(memory.peak_mb))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    measure_here(NAME, options, partial(beside_spark, program=PIPELINES / "windows.py", totals=_shown))
 
 
 def add_orders_options(parser: ArgumentParser, *, files: int) -> None:
@@ -56,10 +47,6 @@ def add_orders_options(parser: ArgumentParser, *, files: int) -> None:
     parser.add_argument("--windows", type=positive_int, default=4, help="windows that the rows lie in")
     parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks, cores and shuffle partitions")
     parser.add_argument("--spark", action="store_true", help="measure Spark, too; without, it checks one file's rows")
-
-
-def _measure(options: Any, directory: Path) -> dict[str, Any]:
-    return beside_spark(options, directory, PIPELINES / "windows.py", _shown)
 
 
 def _shown(rows: DataFrame) -> DataFrame:

@@ -72,24 +72,6 @@ class Console:
             sys.stdout.write("\r\033[K")
 
 
-def prepare_input(console: Console) -> Path:
-    """A fresh home with the table of customers. Returns the directory for data."""
-    shutil.rmtree(HOME, ignore_errors=True)
-    data = HOME / "data"
-    data.mkdir(parents=True)
-    write_customers(data / "customers.parquet")
-    console.say(f"{CUSTOMERS} customers with their countries are in {data / 'customers.parquet'}")
-    return data
-
-
-def start_runtime(console: Console) -> SessionInfo:
-    """A session in local mode."""
-    console.say(f"starting the runtime: spark-submit, local mode, {SLOTS} task slots")
-    session = start_session("local", SLOTS, log_file=HOME / "runtime.log", work_directory=HOME / "work")
-    console.say(f"the runtime answers at {session.rest_url}")
-    return session
-
-
 def new_airflow(console: Console, session: SessionInfo, data: Path, servers: str) -> LocalAirflow:
     """An Airflow whose connection leads to the session; not started yet."""
     address = urlsplit(session.rest_url)
@@ -155,11 +137,17 @@ def main() -> None:
     """Runs the demonstration; a non-zero exit status unless the results are exact."""
     console = Console()
     keep = os.environ.get("KEEP", "") not in ("", "0")
-    data = prepare_input(console)
+    shutil.rmtree(HOME, ignore_errors=True)
+    data = HOME / "data"
+    data.mkdir(parents=True)
+    write_customers(data / "customers.parquet")
+    console.say(f"{CUSTOMERS} customers with their countries are in {data / 'customers.parquet'}")
     with ExitStack() as running:
         broker = Broker(HOME / "kafka.log")
         running.callback(broker.stop)
-        session = start_runtime(console)
+        console.say(f"starting the runtime: spark-submit, local mode, {SLOTS} task slots")
+        session = start_session("local", SLOTS, log_file=HOME / "runtime.log", work_directory=HOME / "work")
+        console.say(f"the runtime answers at {session.rest_url}")
         running.callback(stop_session, session)
         broker.create_topic()
         console.say(f"Kafka answers at {broker.servers}")

@@ -58,7 +58,6 @@ class AirflowApi:
         return cls(httpx.Client(base_url=f"{base_url}/api/v2", headers=headers, timeout=timeout))
 
     def close(self) -> None:
-        """Close the pooled connections."""
         self._client.close()
 
     def call(self, method: str, path: str, json: Any = None, params: dict[str, Any] | None = None) -> Any:

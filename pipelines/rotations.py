@@ -60,7 +60,11 @@ class RotationTracker(StatefulProcessor):
                 dest=row.dest,
                 leg=leg,
                 previous_dest=previous_dest,
-                ground_minutes=_minutes(previous_arrival_ms, departure_ms),
+                ground_minutes=(
+                    None
+                    if previous_arrival_ms is None or departure_ms is None
+                    else (departure_ms - previous_arrival_ms) // _MINUTE_MS
+                ),
                 visits_of_dest=visits,
                 legs_in_24h=len(recent),
             )
@@ -98,7 +102,3 @@ def _flown(row: Row, scheduled_ms: int) -> tuple[int | None, int | None]:
     if row.air_time is None:
         return departure_ms, None
     return departure_ms, departure_ms + int(row.air_time * _MINUTE_MS)
-
-
-def _minutes(start_ms: int | None, end_ms: int | None) -> int | None:
-    return None if start_ms is None or end_ms is None else (end_ms - start_ms) // _MINUTE_MS

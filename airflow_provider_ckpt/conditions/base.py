@@ -71,10 +71,8 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The end of a wait: plain JSON values, since it travels in a trigger's event.
-
-    ``trace`` is the remote side's account of a failure, for the task's log.
-    """
+    """The end of a wait: plain JSON values, since a trigger's event carries it. ``trace`` is the remote side's report
+    of a failure."""
 
     status: Status
     message: str = ""
@@ -88,8 +86,7 @@ class Verdict:
 
 
 class MissingPolicy:
-    """Counts consecutive answers "not found": a single one does not count, since it may come from a proxy, or from a
-    job manager that has not recovered its jobs yet."""
+    """Counts consecutive answers "not found": a proxy, or a driver that recovers its jobs, may give single ones."""
 
     LIMIT = 3
 
@@ -208,10 +205,8 @@ class Progress:
         self._log.info("Waiting for %s: %s", self._subject, self._line)
 
     def away(self, error: Exception) -> None:
-        """Report a request that was not answered, or not served, if a line is due.
-
-        The text of the error does not make a line a new one.
-        """
+        """Report, if a line is due, a request that was not answered or served; the error's text does not make it a new
+        line."""
         standing = "the session is away" if isinstance(error, Unreachable) else "the session does not serve now"
         if self.is_due(standing):
             self.say(standing, str(error))
@@ -310,10 +305,7 @@ class Once(AsyncCalls):
 
 
 class Wait:
-    """One wait for a condition; ``deadline`` is in seconds since the epoch, ``None``: never.
-
-    ``wall`` is the clock of the deadline, ``monotonic`` that of pauses.
-    """
+    """One wait for a condition until ``deadline``, seconds since the epoch by the clock ``wall``; ``None``: never."""
 
     def __init__(
         self,

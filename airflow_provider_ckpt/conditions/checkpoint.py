@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from airflow_provider_ckpt.conditions.base import POLL, Json, Status, Verdict
+from airflow_provider_ckpt.conditions.base import POLL, Status, Verdict
 from airflow_provider_ckpt.conditions.job import JobCondition, failure_of
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import NotFound
@@ -80,7 +80,19 @@ class CheckpointCondition(JobCondition):
         statistics = await client.checkpoint_statistics(self.job_id)
         self._seen.update({item.id: item for item in _entries(statistics) if self.goal.accepts(item)})
         if len(self._seen) >= self.goal.count:
-            return Verdict(Status.DONE, result=self._result())
+            newest = self._seen[max(self._seen)]
+            result = {
+                "job_id": self.job_id,
+                "checkpoint_id": newest.id,
+                "checkpoint_type": newest.kind,
+                "external_path": newest.external_path,
+                "triggered_at_ms": newest.triggered_at_ms,
+                "duration_ms": newest.duration_ms,
+                "state_size": newest.state_size,
+                "checkpointed_size": newest.checkpointed_size,
+                "checkpoint_ids": sorted(self._seen),
+            }
+            return Verdict(Status.DONE, result=result)
         if job.state in TERMINAL_STATES:
             return await self._ended(client, job, statistics)
         self._state = job.state
@@ -122,29 +134,11 @@ class CheckpointCondition(JobCondition):
         text = f"job {self.job_id} is {job.state} and completes no more checkpoints; {found} of those wanted completed"
         return Verdict(Status.FAILED, f"{text}{cause.clause}", trace=cause.trace)
 
-    def _result(self) -> Json:
-        newest = self._seen[max(self._seen)]
-        return checkpoint_facts(self.job_id, newest) | {"checkpoint_ids": sorted(self._seen)}
-
 
 def _entries(statistics: CheckpointStatistics) -> list[Checkpoint]:
     """The checkpoints of the history, and the latest ones, which a short history may no longer have."""
     latest = (statistics.latest_completed, statistics.latest_savepoint)
     return [*statistics.history, *(item for item in latest if item is not None)]
-
-
-def checkpoint_facts(job_id: str, item: Checkpoint) -> Json:
-    """The result of tasks about a completed checkpoint."""
-    return {
-        "job_id": job_id,
-        "checkpoint_id": item.id,
-        "checkpoint_type": item.kind,
-        "external_path": item.external_path,
-        "triggered_at_ms": item.triggered_at_ms,
-        "duration_ms": item.duration_ms,
-        "state_size": item.state_size,
-        "checkpointed_size": item.checkpointed_size,
-    }
 
 
 def newest_id(statistics: CheckpointStatistics) -> int:

@@ -67,9 +67,8 @@ class HealthCondition(JobCondition):
 
 @dataclass(eq=False)
 class DrillCondition(JobCondition):
-    """Done when all subtasks run and ``checkpoints`` have completed, or the job has FINISHED before; FAILED when it
-    ended otherwise. The result has the durations. A killed task removes its drill.
-    """
+    """Done when all subtasks run and ``checkpoints`` have completed, or the job is FINISHED; the result has the
+    durations."""
 
     checkpoints: int
 

@@ -14,7 +14,6 @@ from typing import Final
 
 from airflow_provider_ckpt.advice import on_failure
 from airflow_provider_ckpt.conditions.base import POLL, Condition, Json, KilledTask, Status, Verdict, moment
-from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound, is_outcome_unknown
 from ckpt_runtime.client.event_stream import StreamedEvent
@@ -261,11 +260,6 @@ class Operation(StrEnum):
         """The operation's name in a sentence."""
         return "stop with savepoint" if self is Operation.STOP else self.value
 
-    @property
-    def polled_as(self) -> requests.OperationKind:
-        """The kind under which its state is requested: a stop is polled as a savepoint, as in Flink."""
-        return "checkpoint" if self is Operation.CHECKPOINT else "savepoint"
-
 
 @dataclass(eq=False)
 class OperationCondition(JobCondition):
@@ -282,7 +276,10 @@ class OperationCondition(JobCondition):
         return event.type == POLL or event.data.get("request-id") == self.trigger_id
 
     async def look(self, client: AsyncCalls) -> Verdict | None:
-        status = await client.operation_status(self.operation.polled_as, self.trigger_id, self.job_id)
+        # A stop is polled as a savepoint, as in Flink.
+        status = await client.operation_status(
+            "checkpoint" if self.operation is Operation.CHECKPOINT else "savepoint", self.trigger_id, self.job_id
+        )
         self.standing = "it is in progress"
         if not status.done:
             return None

@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, BaseOperator, TriggerRule, XComArg, chain, task
+from airflow.sdk import DAG, TriggerRule, chain, task
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_ckpt.dags import _params as form
@@ -30,11 +30,6 @@ PIPELINES = os.environ.get("CKPT_PIPELINES", str(Path(__file__).resolve().parent
 RETRY_TIMEOUT_SECONDS = 180.0
 """How long a request of the DAG's own tasks is repeated while the session is away."""
 DATA = os.environ.get("CKPT_DATA", str(Path.home() / "ckpt-data"))
-
-
-def result(operator: BaseOperator, key: str) -> Any:
-    """One field of an operator's result, for another task's argument."""
-    return XComArg(operator, key)
 
 
 _PROGRAMS, _FILES, _SPEED, _TIMES = "Programs", "Files", "Speed", "Checkpoints"
@@ -79,16 +74,6 @@ def arguments(rate: str) -> list[str]:
     return [*paths, "--rows-per-second", f"{{{{ params.{rate} }}}}"]
 
 
-def options(params: dict[str, Any]) -> dict[str, Any]:
-    """The job's options: those from the form's own fields, and any others that are given."""
-    return {
-        "execution.checkpointing.interval": params["interval"],
-        "execution.checkpointing.timeout": params["timeout"],
-        "execution.checkpointing.dir": f"file://{params['checkpoints']}",
-        **params["configuration"],
-    }
-
-
 def directory_of_run(output: str, run_id: str) -> Path:
     """Return the directory for one run's results.
 
@@ -111,8 +96,14 @@ def output_directory(params: dict[str, Any] | None = None, run_id: str | None = 
 
 @task
 def job_options(params: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The job's options as an XCom, so that both versions get the same."""
-    return options(dict(params or {}))
+    """The options of both versions: those from the form's own fields, and any others that are given."""
+    given = dict(params or {})
+    return {
+        "execution.checkpointing.interval": given["interval"],
+        "execution.checkpointing.timeout": given["timeout"],
+        "execution.checkpointing.dir": f"file://{given['checkpoints']}",
+        **given["configuration"],
+    }
 
 
 @task
@@ -190,7 +181,7 @@ with DAG(
         parallelism="{{ params.parallelism }}",
         configuration=configuration,
     )
-    job_v1 = result(submit_v1, "job_id")
+    job_v1: Any = submit_v1.job_id
 
     checkpoint_v1 = CheckpointCompletedSensor(
         task_id="checkpoint_of_v1", job=job_v1, since_checkpoint_id=0, timeout=300
@@ -208,6 +199,7 @@ with DAG(
     stop_v1 = StopWithSavepointOperator(
         task_id="stop_v1_with_savepoint", job=job_v1, target_directory="{{ params.savepoints }}"
     )
+    saved: Any = stop_v1.savepoint_path
 
     resume_v2 = SubmitJobOperator(
         task_id="resume_v2",
@@ -216,9 +208,9 @@ with DAG(
         args=arguments("rows_per_second_v2"),
         parallelism="{{ params.parallelism }}",
         configuration=configuration,
-        savepoint_path=result(stop_v1, "savepoint_path"),
+        savepoint_path=saved,
     )
-    job_v2 = result(resume_v2, "job_id")
+    job_v2: Any = resume_v2.job_id
 
     checkpoint_v2 = CheckpointCompletedSensor(
         task_id="checkpoint_of_v2", job=job_v2, since_checkpoint_id=0, timeout=300

@@ -211,11 +211,6 @@ class _CkptDecoratedOperator(DecoratedOperator, DeployJobOperator):
 
     def settle(self, context: Context) -> None:
         super().settle(context)
-        self.args = [self._document()]
-        self.job_name = self._name(context)
-
-    def _document(self) -> str:
-        """The arguments of the call as JSON."""
         given = [list(self.op_args), dict(self.op_kwargs)]
         for name, value in [*enumerate(self.op_args), *self.op_kwargs.items()]:
             if not _is_json(value):
@@ -224,7 +219,8 @@ class _CkptDecoratedOperator(DecoratedOperator, DeployJobOperator):
                     type(value).__name__,
                     "it must be a JSON value: a text, a number, true, false, None, or lists and dicts of these",
                 )
-        return json.encode(given, order="sorted").decode()
+        self.args = [json.encode(given, order="sorted").decode()]
+        self.job_name = self._name(context)
 
     def _name(self, context: Context) -> str:
         """The job's name, in which ``{parameter}`` is replaced by the argument of that name."""
@@ -249,14 +245,11 @@ class _CkptDecoratedOperator(DecoratedOperator, DeployJobOperator):
     def packed(self) -> tuple[str, bytes]:
         """The program: only the function's source, or a reproducible archive with the additional files."""
         if self._content is None:
-            self._content = _packed(self._source, self._files())
+            given: Any = [self.files] if isinstance(self.files, str) else self.files
+            if not isinstance(given, Sequence) or not all(isinstance(item, str) and item.strip() for item in given):
+                raise CkptArgumentInvalid("files", self.files, "it must be a list of paths")
+            self._content = _packed(self._source, list(given))
         return self._content
-
-    def _files(self) -> list[str]:
-        given: Any = [self.files] if isinstance(self.files, str) else self.files
-        if not isinstance(given, Sequence) or not all(isinstance(item, str) and item.strip() for item in given):
-            raise CkptArgumentInvalid("files", self.files, "it must be a list of paths")
-        return list(given)
 
 
 def _is_json(value: Any) -> bool:

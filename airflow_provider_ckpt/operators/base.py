@@ -150,11 +150,13 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
     def pause(self) -> float:
         """Seconds between two polls."""
         given = arguments.optional_seconds("poll_interval", self.poll_interval)
-        return arguments.poll_interval() if given is None else arguments.pause("poll_interval", given)
+        return (
+            arguments.configured_seconds("poll_interval") if given is None else arguments.pause("poll_interval", given)
+        )
 
     def default_wait_timeout(self) -> float | None:
         """Return the seconds that a try waits when the DAG author gives none; ``None``: without a limit."""
-        return arguments.wait_timeout()
+        return arguments.configured_seconds("wait_timeout")
 
     @contextmanager
     def connected(self, deadline: float | None = None) -> Iterator[CkptClient]:
@@ -314,9 +316,8 @@ class CkptOperationOperator(CkptJobOperator):
         return True
 
     def keep(self, context: Context, record: Json, result: Json) -> None:
-        """Decide which records the journal keeps after a success: nothing, so that a cleared task starts another
-        operation.
-        """
+        """Decide which records the journal keeps after a success: none, so that a cleared task starts another
+        operation."""
         Journal(context, RECORD).forget()
         self.forget_job(context)
 
@@ -358,10 +359,8 @@ class CkptOperationOperator(CkptJobOperator):
     # -- starting ----------------------------------------------------------------------------------------------
 
     def _begin(self, context: Context, deadline: float | None, memo: Json) -> Any:
-        """Start the operation as soon as the job can take it; not while the job is restarting or being stopped.
-
-        ``memo``: the ``round``, and the ``trigger_id`` if it is not to be a new one.
-        """
+        """Start the operation once the job can take it. ``memo``: its ``round``, and a ``trigger_id`` that is to be
+        used again."""
         condition = ReadyForSnapshotCondition(self.found_job)
         with self.connected(deadline) as client:
             verdict = self.look(client, condition)

@@ -117,11 +117,15 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
     # -- starting ----------------------------------------------------------------------------------------------
 
     def execute(self, context: Context) -> Any:
-        options, wanted = self.run_options(), self._wanted()
+        options, wanted = self.run_options(), arguments.integer("checkpoints", self.checkpoints, minimum=1)
         origin, marks = self._origin(), arguments.boolean("mark", self.mark)
         deadline = self.deadline()
         with self.connected(deadline) as client:
-            self._remove_earlier(client, context)
+            # The drill of an earlier try that died may still exist.
+            earlier = Journal(context, _RECORD).read().get("job_id")
+            if earlier is not None:
+                self.log.info("Removing the drill %s of an earlier try", earlier)
+                self._remove(client, earlier)
             path = options.savepoint_path or self._latest(client, origin)
             try:
                 record = self._start(client, context, options, path)
@@ -131,13 +135,6 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
                 raise
         memo = {"savepoint_path": path, "marks": marks}
         return self.wait_for(context, DrillCondition(record["job_id"], wanted), deadline, memo)
-
-    def _remove_earlier(self, client: CkptClient, context: Context) -> None:
-        """The drill of an earlier try that died may still exist."""
-        earlier = Journal(context, _RECORD).read().get("job_id")
-        if earlier is not None:
-            self.log.info("Removing the drill %s of an earlier try", earlier)
-            self._remove(client, earlier)
 
     def _latest(self, client: CkptClient, origin: str) -> str:
         directory = arguments.optional_text("directory", self.directory)
@@ -169,9 +166,6 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
             configuration[_INTERVAL_OPTION] = f"{arguments.millis('checkpoint_interval', self.checkpoint_interval)} ms"
         return replace(options, configuration=configuration, savepoint_path=self._given_path())
 
-    def _wanted(self) -> int:
-        return arguments.integer("checkpoints", self.checkpoints, minimum=1)
-
     def _origin(self) -> str:
         given = arguments.or_field("latest_of", self.latest_of, "job_id")
         return "" if given in (None, "", "None") else arguments.job(given, "latest_of")
@@ -199,14 +193,11 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
             raise CkptOperationFailed(f"{event['message']}. A drill ends with its driver; the next try begins another")
         if status is not Status.DONE:
             raise self.failure(context, event, CkptDrillFailed if why else CkptOperationFailed)
-        self._report_lineage(path, job_id)
+        program = program_location(self.ckpt_conn_id, self._pipeline(), self._uploaded())
+        self.lineage_report = LineageReport(reads=[program, path], job_id=job_id)
         result = {**event["result"], "savepoint_path": path, "passed": True}
         self.log.info("The restore drill of %s passed: %s", path, _words(result))
         return result
-
-    def _report_lineage(self, path: str, job_id: str) -> None:
-        program = program_location(self.ckpt_conn_id, self._pipeline(), self._uploaded())
-        self.lineage_report = LineageReport(reads=[program, path], job_id=job_id)
 
     def _judged(self, client: CkptClient, event: Json) -> str | None:
         """Return what a drill that did not pass proves against its savepoint; None: nothing."""

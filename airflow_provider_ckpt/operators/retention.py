@@ -196,17 +196,14 @@ class CleanUpSavepointsOperator(CkptOperator):
             return True
         intact = bool(found["intact"])
         if notes:
-            self._note(client, item.path, intact=intact)
+            # Recorded in the catalogue, if there is one; a note that fails changes nothing.
+            by = f"airflow: {self.dag_id}/{self.task_id}"
+            detail = "complete and intact" if intact else "damaged"
+            try:
+                client.mark_savepoint(item.path, "VERIFICATION", passed=intact, by=by, detail=detail)
+            except CkptClientError as error:
+                self.log.info("The verification of %s is not recorded in the catalogue: %s", item.path, error)
         return intact
-
-    def _note(self, client: CkptClient, path: str, *, intact: bool) -> None:
-        """Record the result in the catalogue, if there is one; a note that fails changes nothing."""
-        by = f"airflow: {self.dag_id}/{self.task_id}"
-        detail = "complete and intact" if intact else "damaged"
-        try:
-            client.mark_savepoint(path, "VERIFICATION", passed=intact, by=by, detail=detail)
-        except CkptClientError as error:
-            self.log.info("The verification of %s is not recorded in the catalogue: %s", path, error)
 
     def _delete(
         self, client: CkptClient, decision: Decision, deadline: float | None, *, preview: bool
@@ -274,7 +271,11 @@ class Decision:
 def savepoints_of(documents: Sequence[Mapping[str, Any]], job_id: str | None = None) -> list[StoredSavepoint]:
     """The readable savepoints of ``ckpt snapshot list``, the newest first. Checkpoints belong to their job."""
     found = [
-        StoredSavepoint(str(item["location"]), int(item["completion_timestamp"]), _lineage_of(item))
+        StoredSavepoint(
+            str(item["location"]),
+            int(item["completion_timestamp"]),
+            (item.get("catalogue") or {}).get("lineage") or item.get("job_id"),
+        )
         for item in documents
         if item.get("kind") in SAVEPOINT_KINDS and job_id in (None, item.get("job_id"))
     ]
@@ -291,10 +292,6 @@ def catalogued(savepoints: Sequence[Savepoint]) -> list[StoredSavepoint]:
         if item.completion_timestamp is not None
     ]
     return _newest_first(found)
-
-
-def _lineage_of(document: Mapping[str, Any]) -> str | None:
-    return (document.get("catalogue") or {}).get("lineage") or document.get("job_id")
 
 
 def by_lineage(newest_first: Sequence[StoredSavepoint]) -> list[list[StoredSavepoint]]:

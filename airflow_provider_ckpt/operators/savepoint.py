@@ -62,19 +62,16 @@ class CkptSavepointOperator(CkptOperationOperator):
     def _succeed(self, context: Context, result: Json) -> Json:
         found = super()._succeed(context, result)
         if self.partition_outlets:
-            self._add_partitions(context, found)
+            # The events of the outlets get their partition key, and the savepoint as ``payload``, as from a watcher.
+            with self.connected() as client:
+                name = self.ask(client, requests.job_details(found["job_id"])).name
+            facts = {"job": name, "job_id": found["job_id"], "path": found["savepoint_path"]}
+            for outlet in self.outlets:
+                if isinstance(outlet, Asset):
+                    event = context["outlet_events"][outlet]
+                    event.add_partitions(partition_key(name, datetime.now(UTC)))
+                    event.extra["payload"] = facts
         return found
-
-    def _add_partitions(self, context: Context, result: Json) -> None:
-        """Give the events of the outlets their partition key, and the savepoint as ``payload``, as a watcher does."""
-        with self.connected() as client:
-            name = self.ask(client, requests.job_details(result["job_id"])).name
-        facts = {"job": name, "job_id": result["job_id"], "path": result["savepoint_path"]}
-        for outlet in self.outlets:
-            if isinstance(outlet, Asset):
-                event = context["outlet_events"][outlet]
-                event.add_partitions(partition_key(name, datetime.now(UTC)))
-                event.extra["payload"] = facts
 
 
 def partition_key(job: str, at: datetime) -> str:

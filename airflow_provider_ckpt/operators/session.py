@@ -205,7 +205,11 @@ class StartSessionOperator(CkptOperator):
         # Recorded before the start: if this process dies right after it, the next try finds the session by its id.
         journal.write(session_id=session_id, log_file=str(log_file))
         if not self.command:
-            self._write_options(endpoint, files, master)
+            # Both files are for the session alone, which deletes them after reading.
+            spark_conf = arguments.options("spark_conf", self.spark_conf)
+            configuration = endpoint.options | arguments.options("configuration", self.configuration)
+            write_private(Path(files.properties), properties_text(master, spark_conf))
+            write_private(Path(files.configuration or ""), configuration_text(configuration))
         try:
             process = processes.launch(command, session_id, log_file, environment)
         except BaseException:
@@ -219,13 +223,6 @@ class StartSessionOperator(CkptOperator):
         self.log.info("Started session %s (pid %d), log in %s: %s", session_id, process.pid, log_file, shown)
         return process
 
-    def _write_options(self, endpoint: Endpoint, files: SessionFiles, master: str) -> None:
-        """Write both files for the session alone, which deletes them after reading."""
-        spark_conf = arguments.options("spark_conf", self.spark_conf)
-        configuration = endpoint.options | arguments.options("configuration", self.configuration)
-        write_private(Path(files.properties), properties_text(master, spark_conf))
-        write_private(Path(files.configuration or ""), configuration_text(configuration))
-
     def command_line(self, endpoint: Endpoint, files: SessionFiles) -> tuple[list[str], dict[str, str], str]:
         """Return the command, the environment variables that it needs, and Spark's master.
 
@@ -236,7 +233,13 @@ class StartSessionOperator(CkptOperator):
             token = {TOKEN_VARIABLE: endpoint.token} if endpoint.token else {}
             return [str(part) for part in self.command], {**token, **given}, ""
         configuration = arguments.options("configuration", self.configuration)
-        _check_token(endpoint, configuration or {})
+        if not endpoint.token and (configuration or {}).get("rest.authentication", "").upper() != "NONE":
+            raise CkptArgumentInvalid(
+                "password of the connection",
+                None,
+                "it must be the token for the session; configuration={'rest.authentication': 'NONE'} starts one that "
+                "every user of its machine may use",
+            )
         rest_host = arguments.optional_text("rest_host", self.rest_host) or endpoint.host
         command, master = self._spark_command(rest_host, endpoint.port, files)
         return command, {**session_environment(master, endpoint.token), **given}, master
@@ -387,17 +390,6 @@ class StopSessionOperator(CkptOperator):
 
     def _result(self, *, was_running: bool) -> Json:
         return {"base_url": self.hook.base_url(), "was_running": was_running}
-
-
-def _check_token(endpoint: Endpoint, configuration: Mapping[str, str]) -> None:
-    """A session without a token does not start unless the configuration allows it."""
-    if not endpoint.token and configuration.get("rest.authentication", "").upper() != "NONE":
-        raise CkptArgumentInvalid(
-            "password of the connection",
-            None,
-            "it must be the token for the session; configuration={'rest.authentication': 'NONE'} starts one that every "
-            "user of its machine may use",
-        )
 
 
 def _overview(client: CkptClient) -> Json | None:

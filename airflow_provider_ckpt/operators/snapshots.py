@@ -166,26 +166,24 @@ class CopySavepointOperator(CkptSnapshotOperator):
         try:
             copied = self.process.run("copy", source, target)
         except CkptTargetExists as error:
-            copied = self._copied_earlier(source, target, error)
+            try:
+                copied = self.process.run("show", "--no-count", target)
+            except (CkptNotFound, CkptSnapshotDamaged) as absent:
+                advice = "Delete the remains of an interrupted copy, or set another target"
+                raise CkptTargetExists(f"{error}; it holds no snapshot. {advice}") from absent
+            given = self.process.run("show", "--no-count", source)
+            if any(copied[name] != given[name] for name in _SAME):
+                raise CkptTargetExists(
+                    f"{error}; it contains another snapshot than {source}. Set another target"
+                ) from error
+            if not self.process.run("verify", target, accepted=(0, 1))["intact"]:
+                raise CkptTargetExists(
+                    f"{error}; it contains a damaged copy. Delete it, or set another target"
+                ) from error
+            self.log.info("%s already holds a complete copy of it", target)
         self.log.info("%s is a copy of %s", copied["location"], source)
         self.lineage_report = LineageReport(reads=[source], writes=[Written(copied["location"], copied["bytes"])])
         return {"savepoint_path": copied["location"], "copied_from": source, "bytes": copied["bytes"]}
-
-    def _copied_earlier(self, source: str, target: str, error: Exception) -> Any:
-        try:
-            there = self.process.run("show", "--no-count", target)
-        except (CkptNotFound, CkptSnapshotDamaged) as absent:
-            advice = "Delete the remains of an interrupted copy, or set another target"
-            raise CkptTargetExists(f"{error}; it holds no snapshot. {advice}") from absent
-        given = self.process.run("show", "--no-count", source)
-        if any(there[name] != given[name] for name in _SAME):
-            raise CkptTargetExists(
-                f"{error}; it contains another snapshot than {source}. Set another target"
-            ) from error
-        if not self.process.run("verify", target, accepted=(0, 1))["intact"]:
-            raise CkptTargetExists(f"{error}; it contains a damaged copy. Delete it, or set another target") from error
-        self.log.info("%s already holds a complete copy of it", target)
-        return there
 
     def left_over(self) -> str:
         return "There is no snapshot at the target; files copied so far are deleted"

@@ -76,8 +76,7 @@ class StopWithSavepointOperator(CkptSavepointOperator):
             return True
 
     def finished_earlier(self, client: CkptClient, job_id: str) -> Json | None:
-        """A stopped job names its savepoint: also when the operation's record has expired, or when another has
-        stopped it."""
+        """A stopped job names its savepoint, also when the operation's record has expired or another has stopped it."""
         try:
             if self.ask(client, requests.job_details(job_id)).state != "FINISHED":
                 return None

@@ -320,9 +320,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         return None
 
     def _new_record(self, context: Context, options: RunOptions, last: Json | None = None) -> Json:
-        """Return the record of a job to start; ``given`` is the argument, ``snapshot`` the snapshot that the job really
-        starts from.
-        """
+        """The record of a job to start; ``given`` is the argument, ``snapshot`` what the job really starts from."""
         # With a store, a reused run id must not lead to the jobs of the run before it.
         first = context["ti"].id.hex if Journal(context, RECORD).remembers else series_of(context)
         series, number = (first, 0) if last is None else (last["series"], last["number"] + 1)
@@ -395,7 +393,14 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             record = journal.write(**record | {"pipeline_id": self._upload(client)})
             self._run(client, options, record)
         self.log.info("Started job %s of pipeline %s", job_id, record["pipeline_id"])
-        self._log_warnings(client, job_id)
+        # Flink has no warnings.
+        try:
+            details = client.job_details(job_id)
+        except CkptClientError as error:  # the wait that follows deals with it
+            self.log.info("Job %s cannot be read yet: %s", job_id, error)
+        else:
+            for warning in details.warnings:
+                self.log.warning("Job %s: %s", job_id, warning)
         return journal.write(**record | {"started": True})
 
     def _run(self, client: CkptClient, options: RunOptions, record: Json) -> None:
@@ -405,16 +410,6 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         except Conflict:
             self._check_name(client, but_for=record["job_id"])
             raise
-
-    def _log_warnings(self, client: CkptClient, job_id: str) -> None:
-        """Log the job manager's warnings about the job that was just started. Flink has no warnings."""
-        try:
-            details = client.job_details(job_id)
-        except CkptClientError as error:  # the wait that follows deals with it
-            self.log.info("Job %s cannot be read yet: %s", job_id, error)
-        else:
-            for warning in details.warnings:
-                self.log.warning("Job %s: %s", job_id, warning)
 
     def _end_if_killed(self) -> None:
         """A killed task keeps running for some seconds, and would mistake the end of its job for a failure."""

@@ -117,7 +117,7 @@ class ResumeJobOperator(CkptStepsOperator):
 
     def desired(self, job: str, client: CkptClient | None) -> DesiredUpgrade:
         configuration = arguments.options("configuration", self.configuration)
-        refuse_secrets("configuration", configuration)
+        refuse_secrets(configuration)
         return DesiredUpgrade(
             goal=Goal.RESUME,
             job=job,

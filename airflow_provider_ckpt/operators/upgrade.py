@@ -150,7 +150,7 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
 
     def _options(self) -> dict[str, Any]:
         options = self.program_options()
-        refuse_secrets("configuration", options.configuration)
+        refuse_secrets(options.configuration)
         if options.source_positions and mode_of(self.mode, MODES) == Mode.STATELESS.value:
             allowed = "a stateless upgrade starts without state, and its sources start where their options say"
             raise CkptArgumentInvalid("source_positions", dict(options.source_positions), allowed)

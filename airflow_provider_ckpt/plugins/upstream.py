@@ -114,13 +114,9 @@ async def asked_of(conn_id: str, path: str, query: Mapping[str, str]) -> Upstrea
         ):
             return await _checked(conn_id, response)
     except (httpx.HTTPError, OSError) as error:
-        raise UpstreamRefused(502, _unanswered(conn_id, error, timeout)) from None
-
-
-def _unanswered(conn_id: str, error: Exception, timeout: float) -> str:
-    why = f"no answer within {timeout:g} s" if isinstance(error, httpx.TimeoutException) else str(error)
-    text = f"The job manager of {conn_id!r} does not answer: {why or type(error).__name__}"
-    return advice.on_unreachable(text, conn_id)
+        why = f"no answer within {timeout:g} s" if isinstance(error, httpx.TimeoutException) else str(error)
+        text = f"The job manager of {conn_id!r} does not answer: {why or type(error).__name__}"
+        raise UpstreamRefused(502, advice.on_unreachable(text, conn_id)) from None
 
 
 async def _address(conn_id: str, endpoint: Endpoint) -> str:

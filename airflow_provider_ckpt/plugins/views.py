@@ -69,18 +69,6 @@ class TaskJob:
         return CkptJobLink().address(pages_path(self.conn_id), self.job_id)
 
 
-def add_views(app: FastAPI) -> None:
-    """Add the pages to the application of the plugin."""
-    may_read = [_MAY_READ_DAG]
-    app.add_api_route("/", _connections, methods=["GET"])
-    app.add_api_route("/dashboard.js", _dashboard, methods=["GET"])
-    app.add_api_route("/refresh.js", _refresh, methods=["GET"])
-    app.add_api_route("/trouble", _trouble, methods=["GET"])
-    app.add_api_route("/of/{dag_id}", _of_dag, methods=["GET"], dependencies=may_read)
-    app.add_api_route("/of/{dag_id}/{run_id}", _of_run, methods=["GET"], dependencies=may_read)
-    app.add_api_route("/of/{dag_id}/{run_id}/{task_id}/{map_index}", _of_task, methods=["GET"], dependencies=may_read)
-
-
 # --- the job managers of all connections
 
 
@@ -312,13 +300,12 @@ def _page(title: str, body: str, *, refreshes: bool = False) -> Response:
     return Response(page.content, headers=page.headers(may_be_framed=True) | {"Cache-Control": "no-store"})
 
 
-async def _refresh() -> Response:
-    return _script("refresh.js")
-
-
-def _script(name: str) -> Response:
-    file = _own_file(name)
-    return Response(file.content, headers=file.headers())
+async def _static(request: Request) -> Response:
+    """A file that a page loads: one of the job manager's pages, or of these."""
+    name = request.url.path.rpartition("/")[2]
+    shared = page_files().get(name)
+    file = _own_file(name) if shared is None else shared
+    return Response(file.content, headers=file.headers(may_be_framed=shared is not None))
 
 
 @cache
@@ -329,10 +316,6 @@ def _own_file(name: str) -> PageFile:
 
 
 # --- the card on the home page
-
-
-async def _dashboard() -> Response:
-    return _script("dashboard.js")
 
 
 async def _trouble(user: GetUserDep) -> Response:
@@ -383,17 +366,20 @@ async def _in_turn(ask: Any, items: Iterable[Any]) -> list[Any]:
 
 _MAY_READ = Depends(requires_access_connection("GET"))
 _ROOT = "/{connection_id}"
-_STYLE = "style.css"
-_THEME = "theme.js"
 
 
 @cache
 def application() -> FastAPI:
     """The application of this process."""
     app = FastAPI(title="ckpt", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_api_route(f"/{_STYLE}", _style, methods=["GET"])
-    app.add_api_route(f"/{_THEME}", _theme, methods=["GET"])
-    add_views(app)
+    for name in ("style.css", "theme.js", "dashboard.js", "refresh.js"):
+        app.add_api_route(f"/{name}", _static, methods=["GET"])
+    may_read = [_MAY_READ_DAG]
+    app.add_api_route("/", _connections, methods=["GET"])
+    app.add_api_route("/trouble", _trouble, methods=["GET"])
+    app.add_api_route("/of/{dag_id}", _of_dag, methods=["GET"], dependencies=may_read)
+    app.add_api_route("/of/{dag_id}/{run_id}", _of_run, methods=["GET"], dependencies=may_read)
+    app.add_api_route("/of/{dag_id}/{run_id}/{task_id}/{map_index}", _of_task, methods=["GET"], dependencies=may_read)
     app.add_api_route(f"{_ROOT}/web/", _serve_page, methods=["GET"], dependencies=[_MAY_READ])
     app.add_api_route(f"{_ROOT}/web/session", _session, methods=["GET"], dependencies=[_MAY_READ])
     app.add_api_route(f"{_ROOT}/web/{{name}}", _serve_page, methods=["GET"], dependencies=[_MAY_READ])
@@ -414,19 +400,6 @@ async def _serve_page(request: Request, name: str = INDEX) -> Response:
 async def _session() -> dict[str, bool]:
     """The login is Airflow's own."""
     return {"login": False}
-
-
-def _file(name: str) -> Response:
-    file = page_files()[name]
-    return Response(file.content, headers=file.headers(may_be_framed=True))
-
-
-async def _style() -> Response:
-    return _file(_STYLE)
-
-
-async def _theme() -> Response:
-    return _file(_THEME)
 
 
 async def _through(request: Request, connection_id: str, path: str) -> Response:

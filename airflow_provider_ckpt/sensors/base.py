@@ -76,7 +76,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("multiple_outputs", True)
-        interval = arguments.poll_interval() if poke_interval is None else poke_interval
+        interval = arguments.configured_seconds("poll_interval") if poke_interval is None else poke_interval
         super().__init__(poke_interval=interval, mode=mode or "poke", **kwargs)
         if self.retry_policy is None:
             self.retry_policy = CkptRetryPolicy()

@@ -119,11 +119,8 @@ class _Seen:
 
 
 class AlertWatch:
-    """Decides at each look whether there is an alert to give.
-
-    ``mark`` is its memory, ``{"job_id", "since_ms", "given"}``: the caller keeps it. It is ``None`` as long as nothing
-    was seen.
-    """
+    """Decides at each look whether to give an alert. The caller keeps its memory ``mark``, ``None`` before the first
+    look."""
 
     def __init__(self, job: str, alert: str, longer_than: float, above: int = 0, mark: Json | None = None) -> None:
         self._job = job

@@ -19,7 +19,7 @@ from airflow_provider_ckpt.triggers.watching import WatchingTrigger
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import CkptApiError, CkptClientError, NotFound, is_passing
 from ckpt_runtime.client.event_stream import StreamedEvent
-from ckpt_runtime.contract.checkpoints import Checkpoint, Savepoint
+from ckpt_runtime.contract.checkpoints import Checkpoint
 from ckpt_runtime.contract.jobs import JobLine
 
 CHECKPOINTS: Final = "checkpoints"
@@ -144,8 +144,20 @@ class SnapshotWatch:
                 raise
             return []  # Flink has none, and a session may have no default directory
         at_ms = before.get("at_ms")
+        # The catalogue does not distinguish the savepoint of a stop from others.
         return [
-            _catalogued_facts(item)
+            {
+                "job": item.job_name,
+                "job_id": item.job_id,
+                "id": item.savepoint_id,
+                "path": item.location,
+                "kind": "SAVEPOINT",
+                "format": item.format,
+                "size": item.size,
+                "checkpointed_size": item.size,
+                "triggered_at_ms": item.trigger_timestamp,
+                "duration_ms": item.duration_ms,
+            }
             for item in sorted(savepoints, key=lambda item: item.completion_timestamp or 0)
             if item.good and item.savepoint_id is not None and item.completion_timestamp is not None
             if (
@@ -172,22 +184,6 @@ class SnapshotWatch:
 def _each_once(found: list[Json]) -> list[Json]:
     """Remove duplicates of snapshots that are both in the catalogue and in the history."""
     return list({(facts["job_id"], facts["id"]): facts for facts in found}.values())
-
-
-def _catalogued_facts(item: Savepoint) -> Json:
-    """As :func:`snapshot_facts`; the catalogue does not distinguish the savepoint of a stop from others."""
-    return {
-        "job": item.job_name,
-        "job_id": item.job_id,
-        "id": item.savepoint_id,
-        "path": item.location,
-        "kind": "SAVEPOINT",
-        "format": item.format,
-        "size": item.size,
-        "checkpointed_size": item.size,
-        "triggered_at_ms": item.trigger_timestamp,
-        "duration_ms": item.duration_ms,
-    }
 
 
 def snapshot_facts(line: JobLine, item: Checkpoint) -> Json:

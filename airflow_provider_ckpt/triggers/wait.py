@@ -105,7 +105,7 @@ class CkptTrigger(BaseTrigger):
         scheduler hears of it while the task, resumed by then, is queued or runs again, it takes that end for the end of
         the second process, and fails the task.
         """
-        earliest = time.monotonic() + arguments.min_deferral()
+        earliest = time.monotonic() + arguments.configured_seconds("min_deferral")
         hook = CkptHook(self.ckpt_conn_id)
         while True:
             begun_with = await hook.aendpoint()

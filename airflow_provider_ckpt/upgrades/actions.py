@@ -44,10 +44,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Look at a job. Answers: Seen, JobMissing.
-
-    ``closely`` adds its program and whether its checkpoints can be retained; ``judged`` adds its health.
-    """
+    """Look at a job; ``closely`` and ``judged`` say what else to look at. Answers: Seen, JobMissing."""
 
     job: str
     closely: bool = False
@@ -98,10 +95,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Start a job of a program with the settings of another job, overridden by the options.
-
-    Answers: Accepted, Refused, JobMissing.
-    """
+    """Start a job with the settings of another, overridden by the options. Answers: Accepted, Refused, JobMissing."""
 
     program: str
     job: str

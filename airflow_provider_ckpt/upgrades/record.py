@@ -20,9 +20,8 @@ class Goal(StrEnum):
 
 
 class Mode(StrEnum):
-    """The snapshot that the new version starts from: a savepoint that the old one takes as its last act, the old one's
-    latest checkpoint, or nothing.
-    """
+    """The new version starts from a savepoint that ends the old one, from the old one's latest checkpoint, or from
+    nothing."""
 
     SAVEPOINT = "SAVEPOINT"
     LAST_STATE = "LAST_STATE"

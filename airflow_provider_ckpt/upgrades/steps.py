@@ -300,7 +300,7 @@ async def _stop_old(record: Upgrade, turn: Turn) -> Upgrade | None:
     work.
     """
     requested, old = record.stop_requested, f"job {record.old_job}"
-    look = ReadStop(record.old_job, _stop_id(record)) if requested else Look(record.old_job)
+    look = ReadStop(record.old_job, _id(record.series, "stop")) if requested else Look(record.old_job)
     seen = await turn.ask(look)
     stop = seen if isinstance(seen, StopSeen) else StopSeen(_job(seen), known=False)
     if isinstance(stop.job, JobMissing):
@@ -311,7 +311,16 @@ async def _stop_old(record: Upgrade, turn: Turn) -> Upgrade | None:
         return _with_snapshot(record, stop.path) if stop.path else _ended_by_itself(record, stop.job, turn.now_ms)
     changed = _without_savepoint(record, stop, stop.job, turn.now_ms)
     if changed is None and not stop.known and stop.job.ready:
-        return await _request_stop(record, turn)
+        desired = record.desired
+        if not record.stop_requested:
+            return _next(record, Step.SAVEPOINT, turn.now_ms + desired.savepoint_within, stop_requested=True)
+        stop_id = _id(record.series, "stop")
+        request = Stop(record.old_job, stop_id, desired.directory, desired.format, record.claim)
+        answer = await turn.ask(request)
+        if isinstance(answer, Refused):  # an earlier request may have been carried out: only another look shows it
+            refused = record.refused_stops + 1
+            return _next(record, Step.SAVEPOINT, record.deadline, why=answer.reason, refused_stops=refused)
+        return None
     return changed
 
 
@@ -327,22 +336,6 @@ def _without_savepoint(record: Upgrade, stop: StopSeen, job: Seen, now_ms: int) 
         return _fall_back(record, job, "the savepoint takes too long", now_ms)
     why = f"{old} is {job.state} and cannot take a savepoint"
     return _fall_back(record, job, why, now_ms) or _refuse(record, why)
-
-
-async def _request_stop(record: Upgrade, turn: Turn) -> Upgrade | None:
-    desired = record.desired
-    if not record.stop_requested:
-        return _next(record, Step.SAVEPOINT, turn.now_ms + desired.savepoint_within, stop_requested=True)
-    request = Stop(record.old_job, _stop_id(record), desired.directory, desired.format, record.claim)
-    answer = await turn.ask(request)
-    if isinstance(answer, Refused):  # an earlier request may have been carried out: only another look shows it
-        refused = record.refused_stops + 1
-        return _next(record, Step.SAVEPOINT, record.deadline, why=answer.reason, refused_stops=refused)
-    return None
-
-
-def _stop_id(record: Upgrade) -> str:
-    return _id(record.series, "stop")
 
 
 def _job(answer: Answer) -> Seen | JobMissing:

@@ -63,18 +63,19 @@ class StateColumns:
 
     def __init__(self, kind: str, stored: pa.Schema) -> None:
         """Raises :class:`UnsupportedColumnError` naming the column."""
-        _check_readable(stored)
+        for field in stored:
+            try:
+                to_arrow_schema(_spark_schema(pa.schema([field])), timezone="UTC")
+            except (PySparkTypeError, ValueError) as error:
+                raise UnsupportedColumnError(f"column {field.name!r}: Spark has no type for {field.type}") from error
         self.stored = stored
         self._parts = _parts(kind, stored)
-        self.spark_schema = _spark_schema(self._table_schema())
-        self.arrow_schema = to_arrow_schema(self.spark_schema, timezone="UTC")
-
-    def _table_schema(self) -> pa.Schema:
         fields = [pa.field(KEY_GROUP, pa.int32(), nullable=False)]
         for name, members in self._parts.items():
             found = [self.stored.field(member).with_name(short) for short, member in members.items()]
             fields.append(found[0] if name in _PLAIN else pa.field(name, pa.struct(found), nullable=False))
-        return pa.schema(fields)
+        self.spark_schema = _spark_schema(pa.schema(fields))
+        self.arrow_schema = to_arrow_schema(self.spark_schema, timezone="UTC")
 
     def tables(self, rows: Iterable[tuple[int, pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         """Stored rows by key group as batches of the table. Raises ArrowException for a value that does not fit."""
@@ -227,14 +228,6 @@ def _parts(kind: str, stored: pa.Schema) -> dict[str, dict[str, str]]:
 
 def _spark_schema(schema: pa.Schema) -> StructType:
     return from_arrow_schema(pa.schema([field.with_type(_readable(field.type)) for field in schema]))
-
-
-def _check_readable(stored: pa.Schema) -> None:
-    for field in stored:
-        try:
-            to_arrow_schema(_spark_schema(pa.schema([field])), timezone="UTC")
-        except (PySparkTypeError, ValueError) as error:
-            raise UnsupportedColumnError(f"column {field.name!r}: Spark has no type for {field.type}") from error
 
 
 _WIDER = {

@@ -72,9 +72,9 @@ def assert_found(simulation: Simulation[S], enough: int, first: int = 0) -> None
     assert not failure.error.startswith(("AttributeError", "NameError", "TypeError")), failure.error
 
 
-def assert_shrinks(simulation: Simulation[S], enough: int, most: int) -> Failure[S]:
-    """A bug is planted: what is left fails in the same way, is small, and can be run again."""
-    seed = simulation.first_failing(range(enough))
+def assert_shrinks(simulation: Simulation[S], enough: int, most: int, first: int = 0) -> Failure[S]:
+    """A bug is planted, which ``first`` shows: what is left fails in the same way, is small, and can be run again."""
+    seed = simulation.first_failing(range(first, enough))
     assert seed is not None
     failure = simulation.find_failure(seed)
     assert failure is not None

@@ -12,6 +12,7 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from tests.simulation.protocols.scenario import Scenario, simple_graph
 from tests.simulation.protocols.world import World
 from tests.simulation.schedules.schedule import Action
+from tests.simulation.schedules.simulation import collections_by_hand
 from tests.support.effort import THOROUGH
 
 SETTINGS = CheckpointConfiguration(
@@ -84,7 +85,7 @@ def test_every_pair_of_crash_points(name: str) -> None:
 
 def survives(name: str, run: Scenario, crashes: Iterable[tuple[int, ...]]) -> None:
     """The points are counted over all drivers of a run, so that a later one may lie in the recovery."""
-    for points in crashes:
+    for points in collections_by_hand(crashes):
         world = World(1, run, crash_at=frozenset(points))
         try:
             world.run()

@@ -36,6 +36,7 @@ from airflow_provider_ckpt.upgrades.actions import (
 from airflow_provider_ckpt.upgrades.actions import Run as RunRequest
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
 from airflow_provider_ckpt.upgrades.steps import Ask, Turn
+from tests.simulation.schedules.simulation import collections_by_hand
 from tests.simulation.upgrades.planted import asking, ending, replaced
 from tests.simulation.upgrades.suspend_run import SuspendRun
 from tests.simulation.upgrades.upgrade_cluster import OLD, Broken
@@ -49,7 +50,7 @@ SEEDS = 5_000 if THOROUGH else 1_500
 
 def _runs_of(kind: type[R]) -> Iterator[tuple[R, Upgrade]]:
     """All that hold."""
-    for seed in range(SEEDS):
+    for seed in collections_by_hand(range(SEEDS)):
         run = kind(seed)
         try:
             record = run.go()

@@ -47,8 +47,7 @@ class BarrierAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class BarrierReceived:
-    """A barrier was polled at its position. The channel delivers nothing more until the effects are carried out; then
-    it continues, unless it was blocked and not resumed."""
+    """A barrier was polled. Its channel delivers nothing until the effects are carried out, longer if they block it."""
 
     channel: Channel
     checkpoint_id: int

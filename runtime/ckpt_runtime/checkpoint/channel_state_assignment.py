@@ -79,7 +79,7 @@ def assign_channel_state(
     for position, edge, gate in _matched(checkpoint, graph, bundles.keys()):
         target = graph.vertex(edge.target)
         before = _vertex(checkpoint, edge.target)
-        origins = _alive(checkpoint, before)
+        origins = [index for index in range(before.parallelism) if (before.id, index) in checkpoint.states]
         sources = graph.vertex(edge.source).parallelism, _vertex(checkpoint, edge.source).parallelism
         same = target.parallelism == before.parallelism and sources[0] == sources[1]
         for index in range(target.parallelism):
@@ -212,10 +212,6 @@ def _vertex(checkpoint: CompletedCheckpoint, vertex_id: str) -> VertexDescriptor
 
 def _uid(checkpoint: CompletedCheckpoint, edge: EdgeDescriptor) -> str:
     return _vertex(checkpoint, edge.target).operator_uids[0]
-
-
-def _alive(checkpoint: CompletedCheckpoint, vertex: VertexDescriptor) -> list[int]:
-    return [index for index in range(vertex.parallelism) if (vertex.id, index) in checkpoint.states]
 
 
 def _origins(

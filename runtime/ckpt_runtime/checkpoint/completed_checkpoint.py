@@ -461,7 +461,14 @@ class CompletedCheckpoint:
 
         Raises :class:`DocumentError` for a document of another shape, :class:`OtherVersionError` for another version.
         """
-        _check_version(document)
+        # Checked first, because a document of another version may have any shape.
+        if isinstance(document, dict):
+            version, writer = document.get("version"), document.get("written_by")
+            if type(version) is not int or version != DOCUMENT_VERSION:
+                raise OtherVersionError(
+                    f"the document has version {str(version)[:40]}, written by release {str(writer)[:40]}; "
+                    f"this release, {VERSION}, reads version {DOCUMENT_VERSION}"
+                )
         found = checked(document, _Document)
         return cls(
             id=found.id,
@@ -555,14 +562,3 @@ def _checked_states(found: _Document) -> dict[SubtaskKey, SubtaskState]:
             raise DocumentError(f"{where} is also a state of operator {uid[:100]!r}, which the vertex does not have")
         check_state(entry.state, where)
     return {entry.key: entry.state for entry in entries}
-
-
-def _check_version(document: object) -> None:
-    """Runs first, because a document of another version may have any shape."""
-    if isinstance(document, dict):
-        version, writer = document.get("version"), document.get("written_by")
-        if type(version) is not int or version != DOCUMENT_VERSION:
-            raise OtherVersionError(
-                f"the document has version {str(version)[:40]}, written by release {str(writer)[:40]}; "
-                f"this release, {VERSION}, reads version {DOCUMENT_VERSION}"
-            )

@@ -157,7 +157,9 @@ class PendingCheckpoint:
             properties=self.request.properties,
             vertices=tuple(VertexDescriptor.of(vertex) for vertex in graph.vertices),
             states={
-                execution.key: _in_flight_only(state) if execution.key in finished else state
+                execution.key: SubtaskState(bytes=state.in_flight_bytes, inputs=state.inputs, outputs=state.outputs)
+                if execution.key in finished
+                else state
                 # Sorted, so that the document does not depend on the order of acknowledgements.
                 for execution, state in sorted(self.acknowledged.items())
                 if execution.key not in finished or state.has_channel_state
@@ -248,10 +250,6 @@ class PendingCheckpoints(dict[int, PendingCheckpoint]):
         self._aborted[pending.id] = None
         if len(self._aborted) > ABORTED_REMEMBERED:
             self._aborted.popitem(last=False)
-
-
-def _in_flight_only(state: SubtaskState) -> SubtaskState:
-    return SubtaskState(bytes=state.in_flight_bytes, inputs=state.inputs, outputs=state.outputs)
 
 
 class CheckpointFailureManager:

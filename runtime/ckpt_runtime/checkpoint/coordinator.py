@@ -214,7 +214,7 @@ class CheckpointCoordinator:
         ids = CheckpointIdCounter() if ids is None else ids
         stats = CheckpointStatsTracker() if statistics is None else statistics
         self._stats = stats
-        self._state = CoordinatorState.CREATED
+        self.state = CoordinatorState.CREATED
         self._job_status = ""
         self._fenced = False
         self._stopping = False
@@ -234,25 +234,26 @@ class CheckpointCoordinator:
         self._handlers = self._by_event()
 
     def _by_event(self) -> dict[type[Any], Callable[[Any, Instant], None]]:
+        triggering = self._triggering
         return {
             on.JobRunning: self._on_job_running,
             on.TasksLeftRunning: self._on_tasks_left_running,
             on.SubtaskFinished: self._on_subtask_finished,
             on.EndOfDataReached: self._on_end_of_data,
             on.RestoreRequested: self._on_restore_requested,
-            on.PeriodicTriggerStopped: self._on_periodic_stopped,
+            on.PeriodicTriggerStopped: lambda _, now: triggering.stop(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now),
             on.PeriodicTriggerStarted: self._on_periodic_started,
             on.Shutdown: self._on_shutdown,
             on.ConfigurationPatched: self._on_configuration_patched,
             on.RetentionAsked: self._on_retention_asked,
-            on.GraphReplaced: self._on_graph_replaced,
-            on.BacklogChanged: self._triggering.on_backlog_changed,
+            on.GraphReplaced: lambda event, _: self._executions.replace_graph(event.graph),
+            on.BacklogChanged: triggering.on_backlog_changed,
             on.TriggerRequested: self._on_trigger_requested,
-            on.CheckpointWanted: self._triggering.on_wanted,
-            on.TimerFired: self._triggering.on_timer_fired,
-            on.LocationReady: self._triggering.on_location_ready,
-            on.LocationFailed: self._triggering.on_location_failed,
-            on.TriggerFailed: self._triggering.on_trigger_failed,
+            on.CheckpointWanted: triggering.on_wanted,
+            on.TimerFired: triggering.on_timer_fired,
+            on.LocationReady: triggering.on_location_ready,
+            on.LocationFailed: triggering.on_location_failed,
+            on.TriggerFailed: triggering.on_trigger_failed,
             on.Acknowledged: self._completion.on_acknowledged,
             on.Declined: self._completion.on_declined,
             on.ProgressReported: self._completion.on_progress,
@@ -265,12 +266,8 @@ class CheckpointCoordinator:
             on.StoreRemoved: self._retention.on_store_removed,
             on.StoreRemoveFailed: self._retention.on_store_remove_failed,
             on.CleanupDone: self._retention.on_cleanup_done,
-            on.LeftoversFound: self._on_leftovers_found,
+            on.LeftoversFound: lambda event, _: self._retention.leftovers_found(event, self._pending.first_id),
         }
-
-    @property
-    def state(self) -> CoordinatorState:
-        return self._state
 
     @property
     def configuration(self) -> CheckpointConfiguration:
@@ -321,19 +318,19 @@ class CheckpointCoordinator:
         """
         handler = self._handlers.get(type(event))
         if handler is None:
-            raise UnexpectedEventError(self._state, event)
-        if self._state is CoordinatorState.CLOSED and self._fenced:
+            raise UnexpectedEventError(self.state, event)
+        if self.state is CoordinatorState.CLOSED and self._fenced:
             # Another driver is the leader: late messages change nothing here, and no file is touched.
             if isinstance(event, on.TriggerRequested):
                 self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN)
-        elif self._state in _ACCEPTED_IN.get(type(event), _ANY):
+        elif self.state in _ACCEPTED_IN.get(type(event), _ANY):
             try:
                 handler(event, now)
             except UnexpectedAnswerError:
-                raise UnexpectedEventError(self._state, event) from None
+                raise UnexpectedEventError(self.state, event) from None
             self._go_on(event, now)
         else:
-            raise UnexpectedEventError(self._state, event)
+            raise UnexpectedEventError(self.state, event)
         # Copied: the parts hold a reference to `append` of this list, so it is emptied and never replaced.
         effects = list(self._effects)
         self._effects.clear()
@@ -347,11 +344,11 @@ class CheckpointCoordinator:
         # The order matters: a write started here makes a restore wait, and closing waits for both.
         if self._pending:
             self._completion.finalize_what_is_ready(now)
-        if self._state is CoordinatorState.RESTORING:
+        if self.state is CoordinatorState.RESTORING:
             self._restoring.answer_when_known(now)
             if not self._restoring.is_waiting:
-                self._state = CoordinatorState.CREATED
-        if self._state is CoordinatorState.CLOSING and isinstance(event, _CLOSING_WAITS_FOR):
+                self.state = CoordinatorState.CREATED
+        if self.state is CoordinatorState.CLOSING and isinstance(event, _CLOSING_WAITS_FOR):
             self._continue_closing()
         # Last, when the numbers of pending checkpoints and of those being cleaned are final.
         if self._triggering.requests.queue:
@@ -362,13 +359,13 @@ class CheckpointCoordinator:
     def _on_job_running(self, event: on.JobRunning, now: Instant) -> None:
         self._stopping = False
         self._executions.deployed(event.executions, event.finished, event.finished_on_restore)
-        self._state = CoordinatorState.RUNNING
+        self.state = CoordinatorState.RUNNING
         self._failures.deployed()
         self._schedule.deployed()
         self._schedule.start(now)
 
     def _on_tasks_left_running(self, event: on.TasksLeftRunning, now: Instant) -> None:
-        self._state = CoordinatorState.CREATED
+        self.state = CoordinatorState.CREATED
         self._leave_deployment(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now)
 
     def _leave_deployment(self, reason: Reason, now: Instant) -> None:
@@ -386,9 +383,6 @@ class CheckpointCoordinator:
         if self._executions.end_of_data(event.execution, event.waits):
             self._triggering.request_final(now)
 
-    def _on_periodic_stopped(self, event: on.PeriodicTriggerStopped, now: Instant) -> None:
-        self._triggering.stop(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now)
-
     def _on_periodic_started(self, event: on.PeriodicTriggerStarted, now: Instant) -> None:
         self._stopping = False
         if not self._schedule.is_running:
@@ -396,9 +390,9 @@ class CheckpointCoordinator:
             self._triggering.request_final(now)
 
     def _on_trigger_requested(self, event: on.TriggerRequested, now: Instant) -> None:
-        if self._state in _ENDING:
+        if self.state in _ENDING:
             self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN)
-        elif self._state is not CoordinatorState.RUNNING:
+        elif self.state is not CoordinatorState.RUNNING:
             self._failures.tasks_not_running(event.request_id)
         elif self._stopping and not event.properties.is_synchronous:
             # Refused during a stop with savepoint: sources that were only stopped would count as finished.
@@ -410,7 +404,7 @@ class CheckpointCoordinator:
     # --- settings and graph of the job
 
     def _on_configuration_patched(self, event: on.ConfigurationPatched, now: Instant) -> None:
-        if self._state in _ENDING:
+        if self.state in _ENDING:
             return  # the job ended while the settings were being persisted
         before = self._in_force.settings
         settings = self._in_force.settings = self._with_retention(event.configuration.effective())
@@ -420,7 +414,7 @@ class CheckpointCoordinator:
             self._triggering.move_deadlines(now)
 
     def _on_retention_asked(self, event: on.RetentionAsked, now: Instant) -> None:
-        if self._state not in _ENDING:
+        if self.state not in _ENDING:
             self._outlive_cancelling = True
             self._in_force.settings = self._with_retention(self._in_force.settings)
 
@@ -429,18 +423,12 @@ class CheckpointCoordinator:
             return configuration
         return replace(configuration, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
 
-    def _on_graph_replaced(self, event: on.GraphReplaced, now: Instant) -> None:
-        self._executions.replace_graph(event.graph)
-
     # --- restore
 
     def _on_restore_requested(self, event: on.RestoreRequested, now: Instant) -> None:
         self._retention.find_leftovers(self._pending.last_id)
-        self._state = CoordinatorState.RESTORING
+        self.state = CoordinatorState.RESTORING
         self._restoring.request(event)
-
-    def _on_leftovers_found(self, event: on.LeftoversFound, now: Instant) -> None:
-        self._retention.leftovers_found(event, self._pending.first_id)
 
     def _on_store_added(self, event: on.StoreAdded, now: Instant) -> None:
         if not self._restoring.store_added(event.checkpoint_id):
@@ -457,9 +445,9 @@ class CheckpointCoordinator:
     # --- shutdown
 
     def _on_shutdown(self, event: on.Shutdown, now: Instant) -> None:
-        if self._state is CoordinatorState.CLOSING and not event.fenced:
-            raise UnexpectedEventError(self._state, event)
-        self._state = CoordinatorState.CLOSING
+        if self.state is CoordinatorState.CLOSING and not event.fenced:
+            raise UnexpectedEventError(self.state, event)
+        self.state = CoordinatorState.CLOSING
         self._job_status = event.job_status
         self._fenced = event.fenced
         if event.fenced:
@@ -473,7 +461,7 @@ class CheckpointCoordinator:
             request_id = pending.request.request_id
             self._failures.fail_request(request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN, pending=pending)
         self._pending.clear()
-        self._state = CoordinatorState.CLOSED
+        self.state = CoordinatorState.CLOSED
         self._effects.append(out.ShutdownComplete())
 
     def _continue_closing(self) -> None:
@@ -485,7 +473,7 @@ class CheckpointCoordinator:
             self._retention.release(self._job_status)
         if self._retention.cleaning == 0:
             self._retention.delete_unused_shared_files()
-            self._state = CoordinatorState.CLOSED
+            self.state = CoordinatorState.CLOSED
             self._effects.append(out.ShutdownComplete(self._retention.keeps_nothing))
 
 

@@ -14,121 +14,6 @@ from ckpt_runtime.checkpoint.events import TimerId, TimerKind
 from ckpt_runtime.checkpoint.executions import ExecutionView
 from ckpt_runtime.checkpoint.instant import Instant
 
-
-class PeriodicTrigger:
-    """When the next periodic checkpoint is due: fixed rate, minimum pause, interval changes (FLIP-571).
-
-    Takes and returns monotonic milliseconds only. A tick has a generation; ticks of an older generation do nothing.
-    ``next_at`` is None while no tick is scheduled.
-    """
-
-    def __init__(self, configuration: CheckpointConfiguration, first_delay_ms: int | None = None) -> None:
-        self._configuration = configuration.effective()
-        self._first_delay_ms = first_delay_ms
-        self._backlog = False
-        self._base = 0
-        self._ticked = False
-        self._last_completion: int | None = None
-        self.generation = 0
-        self.next_at: int | None = None
-        self.running = False
-
-    @property
-    def interval_ms(self) -> int | None:
-        """The interval in force: while sources report backlog, the backlog interval (0 means no checkpoints)."""
-        during_backlog = self._configuration.interval_during_backlog_ms
-        if self._backlog and during_backlog is not None:
-            return max(during_backlog, self._configuration.min_pause_ms) if during_backlog else None
-        return self._configuration.interval_ms
-
-    @property
-    def pause_ends_at(self) -> int:
-        """The time before which no periodic checkpoint may start."""
-        if self._last_completion is None:
-            return 0
-        # Computed on each call: the pause may have changed since the completion (FLIP-571).
-        return self._last_completion + self._configuration.min_pause_ms
-
-    def start(self, now: int) -> bool:
-        """Starts ticking; returns whether a tick is now scheduled. The first delay lies in [pause, interval]."""
-        self.running = True
-        self._base, self._ticked = now, False
-        interval = self.interval_ms
-        if interval is None:
-            return False
-        pause = self._configuration.min_pause_ms
-        if self._first_delay_ms is None:
-            delay = interval
-        else:
-            delay = min(max(self._first_delay_ms, pause), interval)
-        # Only the first deployment delays its first checkpoint; a restarted job takes one as soon as the pause allows.
-        self._first_delay_ms = pause
-        self._schedule(max(now + delay, self.pause_ends_at))
-        return True
-
-    def stop(self) -> None:
-        self.running = False
-        self._unschedule()
-
-    def is_current(self, generation: int) -> bool:
-        return self.running and self.next_at is not None and generation == self.generation
-
-    def tick(self, now: int) -> None:
-        """The scheduled tick fired: schedules the next one an interval after the scheduled time."""
-        interval = self.interval_ms
-        assert self.next_at is not None
-        assert interval is not None
-        # Based on the schedule and not on now: a late timer must not shift the schedule.
-        self._base, self._ticked = self.next_at, True
-        # If several ticks were missed, only one is made up for.
-        self._schedule(max(now, self.next_at + interval))
-
-    def postpone_to_pause_end(self) -> None:
-        """The tick fell into the minimum pause: the schedule restarts at the end of the pause."""
-        self._schedule(self.pause_ends_at)
-
-    def completed(self, now: int) -> None:
-        """A checkpoint or savepoint completed: the minimum pause starts now."""
-        self._last_completion = now
-
-    def configure(self, configuration: CheckpointConfiguration, now: int) -> bool:
-        """Applies another interval or pause; returns whether the schedule changed."""
-        self._configuration = configuration.effective()
-        return self._rephase(now)
-
-    def set_backlog(self, backlog: bool, now: int) -> bool:
-        """Sources started or stopped processing a backlog; returns whether the schedule changed."""
-        if backlog == self._backlog:
-            return False
-        self._backlog = backlog
-        return self._rephase(now)
-
-    def _rephase(self, now: int) -> bool:
-        if not self.running:
-            return False
-        interval = self.interval_ms
-        before = self.next_at
-        if interval is None:
-            self._unschedule()
-            return before is not None
-        due = self._base + interval
-        if before is not None and not self._ticked:
-            due = min(before, due)  # the first delay may be anything up to the interval
-        due = max(now, due, self.pause_ends_at)
-        if due == before:
-            return False
-        self._schedule(due)
-        return True
-
-    def _schedule(self, at: int) -> None:
-        self.generation += 1
-        self.next_at = at
-
-    def _unschedule(self) -> None:
-        self.generation += 1
-        self.next_at = None
-
-
 FINAL_CHECKPOINT_RETRY_MS = 1_000
 """Without periodic checkpoints, a failed final checkpoint is retried after this pause."""
 
@@ -137,7 +22,10 @@ _FINAL = TimerId(TimerKind.FINAL_CHECKPOINT)
 
 
 class CheckpointSchedule:
-    """Schedules a job's checkpoints; ``emit`` takes the effects."""
+    """Schedules a job's checkpoints: periodic ones at a fixed rate with a minimum pause, and the final one.
+
+    A tick has a generation; ticks of an older generation do nothing. ``emit`` takes the effects.
+    """
 
     def __init__(
         self,
@@ -146,26 +34,20 @@ class CheckpointSchedule:
         executions: ExecutionView,
         emit: Callable[[Effect], None],
     ) -> None:
-        self._periodic = PeriodicTrigger(configuration, first_delay_ms)
+        self._configuration = configuration.effective()
+        self._first_delay_ms = first_delay_ms
         self._executions = executions
         self._emit = emit
+        self._backlog = False
+        self._base = 0
+        self._ticked = False
+        self._last_completion: int | None = None
+        self._generation = 0
+        self._next_at: int | None = None
+        self.is_running = False
+        """Whether checkpoints are triggered automatically; False while the job is being stopped with a savepoint."""
         self._final_generation = 0
         self._final_requested = False
-
-    @property
-    def is_running(self) -> bool:
-        """Whether checkpoints are triggered automatically; False while the job is being stopped with a savepoint."""
-        return self._periodic.running
-
-    @property
-    def has_tick(self) -> bool:
-        """Whether a periodic checkpoint is scheduled."""
-        return self._periodic.next_at is not None
-
-    @property
-    def pause_ends_at(self) -> int:
-        """The time before which no periodic checkpoint may start."""
-        return self._periodic.pause_ends_at
 
     def deployed(self) -> None:
         """A new deployment has not requested its final checkpoint yet."""
@@ -179,50 +61,102 @@ class CheckpointSchedule:
 
     # --- periodic checkpoints
 
+    @property
+    def has_tick(self) -> bool:
+        """Whether a periodic checkpoint is scheduled."""
+        return self._next_at is not None
+
+    @property
+    def interval_ms(self) -> int | None:
+        """The interval in force: while sources report backlog, the backlog interval (0 means no checkpoints)."""
+        during_backlog = self._configuration.interval_during_backlog_ms
+        if self._backlog and during_backlog is not None:
+            return max(during_backlog, self._configuration.min_pause_ms) if during_backlog else None
+        return self._configuration.interval_ms
+
+    @property
+    def pause_ends_at(self) -> int:
+        """The monotonic time in milliseconds before which no periodic checkpoint may start."""
+        if self._last_completion is None:
+            return 0
+        # Computed on each call: the pause may have changed since the completion (FLIP-571).
+        return self._last_completion + self._configuration.min_pause_ms
+
     def start(self, now: Instant) -> None:
-        if self._periodic.start(now.rel_ms):
-            self._schedule_tick()
+        """Starts ticking. The first delay lies in [pause, interval]."""
+        self.is_running = True
+        self._base, self._ticked = now.rel_ms, False
+        interval = self.interval_ms
+        if interval is None:
+            return
+        pause = self._configuration.min_pause_ms
+        if self._first_delay_ms is None:
+            delay = interval
+        else:
+            delay = min(max(self._first_delay_ms, pause), interval)
+        # Only the first deployment delays its first checkpoint; a restarted job takes one as soon as the pause allows.
+        self._first_delay_ms = pause
+        self._schedule(max(now.rel_ms + delay, self.pause_ends_at))
 
     def stop(self) -> None:
-        self._periodic.stop()
-        self._emit(out.CancelTimer(_PERIODIC))
+        self.is_running = False
+        self._schedule(None)
 
     def tick(self, generation: int, now: Instant) -> bool:
         """The timer fired: schedules the next tick; returns whether a checkpoint is due now."""
-        if not self._periodic.is_current(generation):
+        due = self._next_at
+        if not self.is_running or due is None or generation != self._generation:
             return False
-        due = self._periodic.next_at
-        is_due = due is not None and now.rel_ms >= due
         # A timer that fired too early is armed again for the same time.
-        if is_due:
-            self._periodic.tick(now.rel_ms)
-        self._schedule_tick()
-        return is_due
+        if now.rel_ms < due:
+            self._emit(out.ScheduleTimer(_PERIODIC, generation, due))
+            return False
+        interval = self.interval_ms
+        assert interval is not None
+        # Based on the schedule and not on now: a late timer must not shift the schedule.
+        self._base, self._ticked = due, True
+        # If several ticks were missed, only one is made up for.
+        self._schedule(max(now.rel_ms, due + interval))
+        return True
 
     def postpone_to_pause_end(self) -> None:
-        """The checkpoint was due within the minimum pause, so its tick moves to the end of the pause."""
-        self._periodic.postpone_to_pause_end()
-        self._schedule_tick()
+        """The checkpoint was due within the minimum pause: the schedule restarts at the end of the pause."""
+        self._schedule(self.pause_ends_at)
 
     def completed(self, now: Instant) -> None:
         """A checkpoint or savepoint completed: the minimum pause starts now."""
-        self._periodic.completed(now.rel_ms)
+        self._last_completion = now.rel_ms
 
     def configure(self, configuration: CheckpointConfiguration, now: Instant) -> None:
-        if self._periodic.configure(configuration, now.rel_ms):
-            self._schedule_tick()
-            self.retry_final(now)
+        """Applies another interval or pause (FLIP-571)."""
+        self._configuration = configuration.effective()
+        self._rephase(now)
 
     def set_backlog(self, backlog: bool, now: Instant) -> None:
-        if self._periodic.set_backlog(backlog, now.rel_ms):
-            self._schedule_tick()
+        """Sources started or stopped processing a backlog."""
+        if backlog != self._backlog:
+            self._backlog = backlog
+            self._rephase(now)
+
+    def _rephase(self, now: Instant) -> None:
+        """Moves the tick to where the interval and the pause in force put it."""
+        before, interval = self._next_at, self.interval_ms
+        if not self.is_running:
+            return
+        due = None
+        if interval is not None:
+            due = self._base + interval
+            if before is not None and not self._ticked:
+                due = min(before, due)  # the first delay may be anything up to the interval
+            due = max(now.rel_ms, due, self.pause_ends_at)
+        if due != before:
+            self._schedule(due)
             self.retry_final(now)
 
-    def _schedule_tick(self) -> None:
-        if self._periodic.next_at is None:
-            self._emit(out.CancelTimer(_PERIODIC))
-        else:
-            self._emit(out.ScheduleTimer(_PERIODIC, self._periodic.generation, self._periodic.next_at))
+    def _schedule(self, at: int | None) -> None:
+        self._generation += 1
+        self._next_at = at
+        self._emit(out.CancelTimer(_PERIODIC) if at is None else out.ScheduleTimer(_PERIODIC, self._generation, at))
 
     # --- the final checkpoint
 

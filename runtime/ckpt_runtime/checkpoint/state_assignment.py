@@ -119,7 +119,10 @@ def assign_states(
     checkpoint = _without(checkpoint, fresh)
     operators = _with_known_watermarks(_states_by_uid(checkpoint), graph)
     _check_parallelism(operators, graph)
-    _check_all_restored(operators, graph, allow_non_restored_state)
+    known = {node.uid for vertex in graph.vertices for node in vertex.operators}
+    lost = sorted(uid for uid, state in operators.items() if uid not in known and not state.is_empty)
+    if lost and not allow_non_restored_state:
+        raise NonRestoredStateError(lost)
     finished = _finished_vertices(operators, graph)
     subtasks: dict[SubtaskKey, dict[str, OperatorSubtaskState]] = {
         (vertex.id, index): {} for vertex in graph.vertices for index in range(vertex.parallelism)
@@ -204,13 +207,6 @@ def _check_parallelism(operators: Mapping[str, _OperatorState], graph: JobGraph)
             state = operators.get(node.uid)
             if state is not None and state.handles and state.max_parallelism != vertex.max_parallelism:
                 raise MaxParallelismMismatchError(node.uid, state.max_parallelism, vertex.max_parallelism)
-
-
-def _check_all_restored(operators: Mapping[str, _OperatorState], graph: JobGraph, allow: bool) -> None:
-    known = {node.uid for vertex in graph.vertices for node in vertex.operators}
-    lost = sorted(uid for uid, state in operators.items() if uid not in known and not state.is_empty)
-    if lost and not allow:
-        raise NonRestoredStateError(lost)
 
 
 def _spread(state: _OperatorState, vertex: JobVertex) -> list[OperatorSubtaskState]:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import TypedDict
+from typing import Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, SubtaskState, is_shared
 from ckpt_runtime.checkpoint.properties import CheckpointType
@@ -156,31 +156,19 @@ class AcknowledgedTotals:
         return ABSENT if ack == ABSENT else max(0, ack - self.trigger_timestamp)
 
 
-class AcknowledgedFigures(TypedDict):
-    """The fields of :class:`AcknowledgedTotals` that depend on the subtasks."""
-
-    num_acknowledged_subtasks: int
-    latest_ack_timestamp: int
-    checkpointed_size: int
-    reused_size: int
-    state_size: int
-    processed_data: int
-    persisted_data: int
-    alignment_buffered: int
+_SUMMED = ("checkpointed_size", "reused_size", "processed_data", "persisted_data", "alignment_buffered")
 
 
-def acknowledged_totals(subtasks: Iterable[SubtaskStats | None]) -> AcknowledgedFigures:
-    """Adds up the acknowledged subtasks; partial reports of aborted subtasks are left out."""
+def acknowledged_totals(subtasks: Iterable[SubtaskStats | None]) -> dict[str, Any]:
+    """The fields of :class:`AcknowledgedTotals` that depend on the subtasks; partial reports of aborted ones are left
+    out.
+    """
     acknowledged = [subtask for subtask in subtasks if subtask is not None and subtask.completed]
     return {
         "num_acknowledged_subtasks": len(acknowledged),
         "latest_ack_timestamp": max((subtask.ack_timestamp for subtask in acknowledged), default=ABSENT),
-        "checkpointed_size": sum(subtask.metrics.checkpointed_size for subtask in acknowledged),
-        "reused_size": sum(subtask.metrics.reused_size for subtask in acknowledged),
         "state_size": sum(subtask.state_size for subtask in acknowledged),
-        "processed_data": sum(subtask.metrics.processed_data for subtask in acknowledged),
-        "persisted_data": sum(subtask.metrics.persisted_data for subtask in acknowledged),
-        "alignment_buffered": sum(subtask.metrics.alignment_buffered for subtask in acknowledged),
+        **{name: sum(getattr(subtask.metrics, name) for subtask in acknowledged) for name in _SUMMED},
     }
 
 
@@ -390,24 +378,6 @@ def _recovered_subtask(index: int, at: int, state: SubtaskState, own: str) -> Su
     return SubtaskStats(index, at, state.bytes, metrics)
 
 
-def _recovered(checkpoint: CompletedCheckpoint) -> CheckpointStats:
-    """Statistics from a checkpoint's metadata: its sizes; the completion time serves as every acknowledgement's.
-
-    Files of earlier checkpoints are recognised by their names. Subtasks with in-flight data count as unaligned.
-    """
-    at = checkpoint.completion_timestamp
-    vertices: dict[str, list[SubtaskStats | None]] = {}
-    for vertex in checkpoint.vertices:
-        states = [checkpoint.states.get((vertex.id, index)) for index in range(vertex.parallelism)]
-        vertices[vertex.id] = [
-            None if state is None else _recovered_subtask(index, at, state, f"chk-{checkpoint.id}-")
-            for index, state in enumerate(states)
-        ]
-    properties = checkpoint.properties
-    known = _Running(checkpoint.id, properties.type, properties.savepoint_format, checkpoint.timestamp, vertices)
-    return replace(known.freeze(CheckpointStatsStatus.COMPLETED), external_path=checkpoint.directory)
-
-
 class CheckpointStatsTracker:
     """One job's statistics. Reports about ids that are not in progress (late ones) are ignored.
 
@@ -489,7 +459,19 @@ class CheckpointStatsTracker:
 
     def report_recovered(self, checkpoint: CompletedCheckpoint) -> None:
         """Adds a checkpoint that completed under an earlier leader: shown, but not counted or summarised."""
-        self._show_completed(_recovered(checkpoint))
+        # The completion time serves as every acknowledgement's. Files of earlier checkpoints are recognised by their
+        # names; subtasks with in-flight data count as unaligned.
+        at = checkpoint.completion_timestamp
+        vertices: dict[str, list[SubtaskStats | None]] = {}
+        for vertex in checkpoint.vertices:
+            states = [checkpoint.states.get((vertex.id, index)) for index in range(vertex.parallelism)]
+            vertices[vertex.id] = [
+                None if state is None else _recovered_subtask(index, at, state, f"chk-{checkpoint.id}-")
+                for index, state in enumerate(states)
+            ]
+        properties = checkpoint.properties
+        known = _Running(checkpoint.id, properties.type, properties.savepoint_format, checkpoint.timestamp, vertices)
+        self._show_completed(replace(known.freeze(CheckpointStatsStatus.COMPLETED), external_path=checkpoint.directory))
         self._snapshot = None
 
     def _show_completed(self, stats: CheckpointStats) -> None:
@@ -541,30 +523,24 @@ class CheckpointStatsTracker:
     def snapshot(self) -> CheckpointStatsSnapshot:
         """The current state, frozen; returns the same object until something is reported."""
         if self._snapshot is None:
+            if self._summary_is_stale:
+                summaries = {name: measure.summary() for name, measure in self._measures.items()}
+                self._summary = CompletedCheckpointsSummary(**summaries)
+                self._summary_is_stale = False
+            # Pending checkpoints are always shown; ended ones fill the rest of the history's size.
+            pending = [running.freeze(CheckpointStatsStatus.IN_PROGRESS) for running in self._running.values()]
+            room = max(0, (self._history.maxlen or 0) - len(pending))
+            ended = sorted(self._history, key=lambda stats: stats.id, reverse=True)[:room]
             self._snapshot = CheckpointStatsSnapshot(
                 counts=self._counts,
-                summary=self._summarise(),
-                history=self._newest_first(),
+                summary=self._summary,
+                history=tuple(sorted([*pending, *ended], key=lambda stats: stats.id, reverse=True)),
                 latest_completed=self._latest_completed,
                 latest_savepoint=self._latest_savepoint,
                 latest_failed=self._latest_failed,
                 latest_restored=self._latest_restored,
             )
         return self._snapshot
-
-    def _summarise(self) -> CompletedCheckpointsSummary:
-        if self._summary_is_stale:
-            summaries = {name: measure.summary() for name, measure in self._measures.items()}
-            self._summary = CompletedCheckpointsSummary(**summaries)
-            self._summary_is_stale = False
-        return self._summary
-
-    def _newest_first(self) -> tuple[CheckpointStats, ...]:
-        """Pending checkpoints are always shown; ended ones fill the rest of the history's size."""
-        pending = [running.freeze(CheckpointStatsStatus.IN_PROGRESS) for running in self._running.values()]
-        room = max(0, (self._history.maxlen or 0) - len(pending))
-        ended = sorted(self._history, key=lambda stats: stats.id, reverse=True)[:room]
-        return tuple(sorted([*pending, *ended], key=lambda stats: stats.id, reverse=True))
 
     def _count(self, **changes: int) -> None:
         counts = {name: getattr(self._counts, name) + change for name, change in changes.items()}

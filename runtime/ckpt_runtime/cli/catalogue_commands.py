@@ -235,7 +235,10 @@ def leftovers(
     age_ms = framework.duration_ms("--older-than", older_than) or 0
     now_s = time.time()
     try:
-        covered = _covered(keep or ())
+        from ckpt_runtime.checkpoint.sink_state import pending_names
+        from ckpt_runtime.snapshots.snapshot import open_snapshot
+
+        covered = pending_names([open_snapshot(url).metadata for url in (keep or ())])
         files = find_hidden_files(directory)
         status = _asking(cli)
         verdicts = [_why_kept(file, now_s - age_ms / 1000, pending, covered, status) for file in files]
@@ -248,14 +251,6 @@ def leftovers(
     _report(cli, files, verdicts, now_s, removed=remove)
     if left and not remove:
         cli.output.note(f"{len(left)} of {len(files)} hidden files are left over; --remove deletes them")
-
-
-def _covered(snapshots: Sequence[str]) -> set[str]:
-    """The names of the files that the snapshots need. Raises StorageError if a snapshot cannot be read."""
-    from ckpt_runtime.checkpoint.sink_state import pending_names
-    from ckpt_runtime.snapshots.snapshot import open_snapshot
-
-    return pending_names([open_snapshot(url).metadata for url in snapshots])
 
 
 def _asking(cli: Cli) -> Callable[[str], str | None]:

@@ -14,10 +14,10 @@ from ckpt_runtime.cli import framework
 from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode
 from ckpt_runtime.cli.output import duration_text, size_text, time_text
 from ckpt_runtime.client.errors import CkptApiError
-from ckpt_runtime.client.event_stream import END, RESET, START, StreamedEvent
+from ckpt_runtime.client.event_stream import END, RESET, START
 from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointStatistics
 from ckpt_runtime.contract.configuration import Bounds, CheckpointConfig
-from ckpt_runtime.contract.jobs import TERMINAL_STATES, ExceptionHistory, JobDetails, Vertex, root_cause_line
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails, Vertex, root_cause_line
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.", callback=framework.job_id)]
 IncarnationOption = Annotated[
@@ -61,7 +61,15 @@ def info(cli: Cli, job: JobArgument) -> None:
         cli.output.result(document)
         return
     cli.output.result(
-        document, *_job_lines(details), *_checkpoint_lines(statistics, config), *_failure_lines(failures), ""
+        document,
+        *_job_lines(details),
+        *_checkpoint_lines(statistics, config),
+        *[
+            f"Failure:     {time_text(entry.timestamp_ms)} {entry.task_name or ''} "
+            f"{root_cause_line(entry.stack_trace) or entry.exception}"
+            for entry in failures.entries[:1]
+        ],
+        "",
     )
     rows = [
         (
@@ -142,14 +150,6 @@ def _checkpoint_text(checkpoint: Checkpoint) -> str:
     )
 
 
-def _failure_lines(failures: ExceptionHistory) -> list[str]:
-    return [
-        f"Failure:     {time_text(entry.timestamp_ms)} {entry.task_name or ''} "
-        f"{root_cause_line(entry.stack_trace) or entry.exception}"
-        for entry in failures.entries[:1]
-    ]
-
-
 def cancel(
     cli: Cli,
     job: JobArgument,
@@ -211,19 +211,17 @@ def events(
     client = cli.client()
     left = set(jobs or ())
     for event in client.follow_events(jobs or None, last_event_id=after):
-        cli.output.line({"id": event.id, "type": event.type, **event.data}, _text(event))
+        data = event.data
+        parts = [time_text(data.get("timestamp")), event.job_id or "-", event.type, _telling(event.type, data)]
+        cli.output.line(
+            {"id": event.id, "type": event.type, **event.data}, "  ".join(part for part in (*parts, event.id) if part)
+        )
         if event.type == RESET or (event.type == START and after is None):
             left = {job_id for job_id in left if client.job_status(job_id) not in TERMINAL_STATES}
         elif event.type == "job-status" and event.data.get("status") in TERMINAL_STATES:
             left.discard(event.job_id or "")
         if event.type == END or (jobs and not left):
             return
-
-
-def _text(event: StreamedEvent) -> str:
-    data = event.data
-    parts = [time_text(data.get("timestamp")), event.job_id or "-", event.type, _telling(event.type, data)]
-    return "  ".join(part for part in (*parts, event.id) if part)
 
 
 def _telling(kind: str, data: Mapping[str, Any]) -> str:

@@ -18,7 +18,7 @@ from ckpt_runtime.cli.job_commands import JobArgument
 from ckpt_runtime.cli.output import duration_text, size_text, time_text
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Conflict
-from ckpt_runtime.contract.configuration import CheckpointConfig, CheckpointConfigPatch, ConfigChange, JobConfig
+from ckpt_runtime.contract.configuration import CheckpointConfig, CheckpointConfigPatch, ConfigChange
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show the changes and whether they need a restart.")]
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until the job runs with it.")]
@@ -34,16 +34,13 @@ def get(cli: Cli, job: JobArgument, key: Annotated[str | None, typer.Argument(he
         cli.output.result({key: found.configuration[key]}, found.configuration[key])
         return
     lines = [f"{name} = {value}" for name, value in sorted(found.configuration.items())]
-    cli.output.result(found, *lines, *_version_lines(found))
 
-
-def _version_lines(found: JobConfig) -> list[str]:
     running = "" if found.running_version == found.version else f", the tasks still run with {found.running_version}"
     made = [
         f"# version {made.version}: {', '.join(made.options)}; {time_text(made.timestamp)} by {made.by}"
         for made in reversed(found.changes)
     ]
-    return [f"# version {found.version}{running}", *made]
+    cli.output.result(found, *lines, *[f"# version {found.version}{running}", *made])
 
 
 def set_options(

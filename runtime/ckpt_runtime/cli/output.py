@@ -57,7 +57,10 @@ class CommandOutput:
         elif self.decorated:
             _rich_table(columns, rows)
         else:
-            _plain_table(columns, rows)
+            text = [list(columns), *([str(cell) for cell in row] for row in rows)]
+            widths = [max(len(line[number]) for line in text) for number in range(len(columns))]
+            for line in text:
+                print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
     @contextmanager
     def progress(self) -> Iterator[Callable[[str], None]]:
@@ -91,13 +94,6 @@ def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     Console().print(table)
-
-
-def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    text = [list(columns), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[number]) for line in text) for number in range(len(columns))]
-    for line in text:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def time_text(time_ms: int | None) -> str:

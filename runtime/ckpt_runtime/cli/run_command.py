@@ -21,7 +21,7 @@ from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.client.waiting import watch
 from ckpt_runtime.contract.checkpoints import CheckpointStatistics
-from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails, PlanPreview, RestorePreview, RunOptions
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails, RestorePreview, RunOptions
 
 WATCH_INTERVAL_S = 1.0
 
@@ -187,19 +187,15 @@ def plan(
     if cli.output.as_json:
         cli.output.result(found, "")
     else:
-        _show(cli, found)
+        rows = [(node.description, node.parallelism) for node in reversed(found.plan.nodes)]
+        cli.output.table([], ("VERTEX", "PARALLELISM"), rows, empty="no vertices")
+        for text in found.explained:
+            cli.output.note(text)
+        for warning in found.warnings:
+            cli.output.note(f"warning: {warning}")
+        if found.restore is not None:
+            _show_restore(cli, found.restore)
     return ExitCode.FAILED if found.restore is not None and not found.restore.fits else ExitCode.OK
-
-
-def _show(cli: Cli, found: PlanPreview) -> None:
-    rows = [(node.description, node.parallelism) for node in reversed(found.plan.nodes)]
-    cli.output.table([], ("VERTEX", "PARALLELISM"), rows, empty="no vertices")
-    for text in found.explained:
-        cli.output.note(text)
-    for warning in found.warnings:
-        cli.output.note(f"warning: {warning}")
-    if found.restore is not None:
-        _show_restore(cli, found.restore)
 
 
 def _show_restore(cli: Cli, restore: RestorePreview) -> None:

@@ -102,7 +102,13 @@ class EventFeed:
             self._kind, self._data = "", []
             if data:
                 self._pause, self._away_since = FIRST_PAUSE_S, None
-                yield StreamedEvent(self.last_event_id or "", kind, _document("\n".join(data)))
+                try:
+                    found = json.loads("\n".join(data))
+                except ValueError as error:
+                    raise UnexpectedAnswer(200, [f"GET /events: an event's data is not JSON: {error}"]) from error
+                if not isinstance(found, dict):
+                    raise UnexpectedAnswer(200, ["GET /events: an event's data is not an object"])
+                yield StreamedEvent(self.last_event_id or "", kind, found)
 
     def pause_after(self, error: CkptClientError | None, now: float, retry_timeout_s: float) -> float:
         """Seconds until the next connection; ``error`` is None after a stream that has ended.
@@ -114,13 +120,3 @@ class EventFeed:
             raise error
         pause, self._pause = self._pause, min(self._pause * 2, MAX_PAUSE_S)
         return pause
-
-
-def _document(text: str) -> Mapping[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise UnexpectedAnswer(200, [f"GET /events: an event's data is not JSON: {error}"]) from error
-    if not isinstance(found, dict):
-        raise UnexpectedAnswer(200, ["GET /events: an event's data is not an object"])
-    return found

@@ -227,16 +227,13 @@ class LeaderSource(ABC):
 
     def _answer(self, lookup: Future[Leader]) -> None:
         try:
-            lookup.set_result(self._look_up_newer())
+            found = self.look_up()
+            latest = self._latest
+            if latest is not None and found.epoch < latest.epoch:
+                raise LeaderUnknown(
+                    self.where, f"its leader is of epoch {found.epoch}, and one of epoch {latest.epoch} was seen before"
+                )
+            self._latest = found
+            lookup.set_result(found)
         except BaseException as error:
             lookup.set_exception(error)
-
-    def _look_up_newer(self) -> Leader:
-        found = self.look_up()
-        latest = self._latest
-        if latest is not None and found.epoch < latest.epoch:
-            raise LeaderUnknown(
-                self.where, f"its leader is of epoch {found.epoch}, and one of epoch {latest.epoch} was seen before"
-            )
-        self._latest = found
-        return found

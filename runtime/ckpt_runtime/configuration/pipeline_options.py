@@ -118,7 +118,7 @@ class ExecutionOptions:
         DURATION,
         100,
         "A partly filled buffer is sent after this time, or as soon as its receiver has processed all buffers before "
-        "it; 0 sends after each batch.",
+        "it and, for built-in operators, its sender has nothing else to do; 0 sends after each batch.",
         fallback_keys=("execution.buffer-timeout",),
     )
     TASK_CANCELLATION_TIMEOUT = ConfigOption(

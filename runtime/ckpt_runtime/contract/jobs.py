@@ -565,7 +565,9 @@ class ExecutionResult(Struct, frozen=True, rename=spelling.EXECUTION_RESULT):
 
 
 class CheckpointHealth(Struct, frozen=True, rename=spelling.CHECKPOINT_HEALTH):
-    """``success_rate`` (0 to 1) is the rate among the ``ended`` checkpoints in the history; None if there are none."""
+    """``success_rate`` (0 to 1) is the rate among the ``ended`` checkpoints in the history, without savepoints; None if
+    there are none.
+    """
 
     success_rate: float | None
     ended: int

@@ -7,6 +7,7 @@ up to the next separator (``STOP_AT_DELIMITER``).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -49,6 +50,7 @@ class Record(NamedTuple):
 
 
 _END = "\n"
+_LINE_END = re.compile(r"(?:\r\n|\n|\r)\Z")
 
 
 def records_of(text: str, dialect: Dialect, comment: str) -> Iterator[Record]:
@@ -72,7 +74,7 @@ def records_of(text: str, dialect: Dialect, comment: str) -> Iterator[Record]:
             whole = plain[start:at]
             if end != _END:
                 whole = whole.replace(_END, end).replace(blank, _END)
-            yield Record(fields, _without_end(whole))
+            yield Record(fields, _LINE_END.sub("", whole))
 
 
 def _first_end(text: str) -> str:
@@ -81,13 +83,6 @@ def _first_end(text: str) -> str:
     if not places or text[min(places)] == _END:
         return _END
     return "\r\n" if text[min(places) + 1 : min(places) + 2] == _END else "\r"
-
-
-def _without_end(text: str) -> str:
-    for end in ("\r\n", _END, "\r"):
-        if text.endswith(end):
-            return text[: -len(end)]
-    return text
 
 
 class _EndOfText(Exception):
@@ -117,29 +112,21 @@ class _Fields:
         fields: list[str] = []
         while True:
             if dialect.strip_left:
-                self._skip_blanks()
+                while self.at < len(text) and text[self.at] <= " " and text[self.at] not in self._stops:
+                    self.at += 1
             if not fields and self._ends_here():
                 return fields
             if text[self.at : self.at + 1] == dialect.quote:
                 fields.append(self._quoted())
             else:
-                fields.append(self._plain())
+                plain = self._up_to_separator()
+                fields.append((plain.rstrip(_BLANKS) if dialect.strip_right else plain) or dialect.null)
             if self.at >= len(text) or self._ends_here():
                 return fields
             self.at += 1  # the separator
 
     def _ends_here(self) -> bool:
         return self._end != "" and self._text[self.at : self.at + 1] == self._end
-
-    def _skip_blanks(self) -> None:
-        text = self._text
-        while self.at < len(text) and text[self.at] <= " " and text[self.at] not in self._stops:
-            self.at += 1
-
-    def _plain(self) -> str:
-        """Returns an unquoted field."""
-        text = self._up_to_separator()
-        return (text.rstrip(_BLANKS) if self._dialect.strip_right else text) or self._dialect.null
 
     def _up_to_separator(self) -> str:
         last = self._text.find(self._end, self.at) if self._end else -1

@@ -96,7 +96,8 @@ class OverDictionary:
         return results.take(indices)
 
     def _results_for(self, dictionary: pa.Array, rows: int) -> pa.Array | None:
-        place = _place_of(dictionary)
+        buffers = [0 if buffer is None else buffer.address for buffer in dictionary.buffers()]
+        place = (len(dictionary), dictionary.offset, *buffers)
         if place == self._place:
             if self._results is not None or self._failed:
                 return self._results
@@ -115,11 +116,6 @@ class OverDictionary:
             return None
         self._results = pa.repeat(results, len(with_null)) if isinstance(results, pa.Scalar) else results
         return self._results
-
-
-def _place_of(dictionary: pa.Array) -> tuple[int, ...]:
-    buffers = [0 if buffer is None else buffer.address for buffer in dictionary.buffers()]
-    return (len(dictionary), dictionary.offset, *buffers)
 
 
 class OneColumn(Sequence[pa.Array]):
@@ -158,7 +154,6 @@ class BatchDecoder:
         self._plain: pa.Schema | None = None
 
     def decoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with plain columns."""
         schema = batch.schema
         if schema is not self._checked and (self._checked is None or not schema.equals(self._checked)):
             self._checked, self._plain = schema, _schema_without_dictionaries(schema)

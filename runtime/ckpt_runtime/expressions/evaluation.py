@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.dictionaries import OneColumn, OverDictionary, decoded, plain_type
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
+from ckpt_runtime.expressions.rows import per_row
 from ckpt_runtime.expressions.types import (
     EvaluationError,
     UnsupportedExpressionError,
@@ -38,11 +39,7 @@ def literal_scalar(literal: Literal) -> pa.Scalar:
     """
     kind = value_type(literal.type)
     value = literal.value
-    if value is None:
-        return pa.scalar(None, kind)
-    if isinstance(value, bool):
-        return pa.scalar(value, kind)
-    if pa.types.is_string(kind):
+    if value is None or isinstance(value, bool) or pa.types.is_string(kind):
         return pa.scalar(value, kind)
     if is_integral(literal.type) or is_year_month(literal.type):
         return pa.scalar(int(value), kind)
@@ -153,7 +150,10 @@ class Frame:
 
     def part(self, mask: pa.Array) -> Frame:
         """Returns the rows for which ``mask`` is true."""
-        variables = {id_: _filtered(value, mask) for id_, value in self.variables.items()}
+        variables = {
+            id_: (value if isinstance(value, pa.Scalar) else value.filter(mask))
+            for id_, value in self.variables.items()
+        }
         return Frame(_KeptRows(self.columns, mask), mask.true_count, variables, self.moment, self.random_bytes)
 
     def with_variables(self, values: Mapping[int, Value]) -> Frame:
@@ -219,6 +219,16 @@ def strict(*names: str) -> Callable[[Callable[[Call], Callable[..., Value]]], No
             return lambda frame: kernel(*[argument(frame) for argument in arguments])
 
         function(*names)(build)
+
+    return register
+
+
+def by_row(*names: str, nulls: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers functions that Python computes from the values of a row, by :func:`per_row`."""
+
+    def register(compute: Callable[..., Any]) -> Callable[..., Any]:
+        strict(*names)(lambda call: per_row(compute, value_type(call.type), nulls=nulls))
+        return compute
 
     return register
 
@@ -423,10 +433,6 @@ def evaluate_encoded(evaluator: Evaluator, frame: Frame, type_: pa.DataType) -> 
 def broadcast(value: Value, length: int) -> pa.Array:
     """Returns an array of ``length`` values."""
     return pa.repeat(value, length) if isinstance(value, pa.Scalar) else value
-
-
-def _filtered(value: Value, mask: pa.Array) -> Value:
-    return value if isinstance(value, pa.Scalar) else value.filter(mask)
 
 
 def may_fail(tree: Expression) -> bool:

@@ -80,7 +80,9 @@ def _stack(tree: Call) -> Generator:
     compute = compile_expression(tree.arguments[0])
     rows = int(evaluate(compute, Frame([], 1), pa.int32())[0].as_py())
     given = [compile_expression(argument) for argument in tree.arguments[1:]]
-    types = [arrow_type(field["type"]) for field in _fields(tree)]
+    assert isinstance(tree.type, dict)
+    made = tree.type["elementType"] if tree.type["type"] == "array" else tree.type
+    types = [arrow_type(field["type"]) for field in made["fields"]]
 
     def generate(frame: Frame) -> Elements:
         columns: list[pa.Array] = []
@@ -125,11 +127,3 @@ def _members(text: str | None, names: Collection[Any]) -> dict[Any, str]:
         return {}
     wanted = [(name, value) for name, value in document if name in names and value is not None]
     return {name: str(value) if type(value) is str else json_text(value) for name, value in wanted}
-
-
-def _fields(tree: Call) -> list[dict[str, Any]]:
-    kind = tree.type
-    assert isinstance(kind, dict)
-    element = kind["elementType"] if kind["type"] == "array" else kind
-    fields: list[dict[str, Any]] = element["fields"]
-    return fields

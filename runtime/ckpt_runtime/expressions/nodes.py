@@ -73,3 +73,8 @@ def rewritten(tree: Expression, replace: Callable[[Expression], Expression | Non
     if isinstance(tree, Call):
         return msgspec.structs.replace(tree, arguments=tuple(rewritten(each, replace) for each in tree.arguments))
     return tree
+
+
+def moved(tree: Expression, place: Callable[[int], int]) -> Expression:
+    """Returns the tree over columns at other positions."""
+    return rewritten(tree, lambda node: Column(place(node.index), node.type) if isinstance(node, Column) else None)

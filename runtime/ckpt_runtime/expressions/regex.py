@@ -137,3 +137,20 @@ def like_pattern(pattern: str, escape: str, *, ignore_case: bool = False) -> re.
         out.append({"_": ".", "%": ".*"}.get(character) or re.escape(character))
         at += 1
     return re.compile("".join(out), re.DOTALL | (re.IGNORECASE if ignore_case else 0))
+
+
+def split_java(text: str, pattern: str, limit: int = 0) -> list[str]:
+    """Splits a text where a regular expression matches, as Java does: into at most ``limit`` parts if that is above 0.
+
+    An empty match at the start or at the end gives no empty part.
+    """
+    parts: list[str] = []
+    start = 0
+    for match in compile_java(pattern).finditer(text):
+        if 0 < limit <= len(parts) + 1:
+            break
+        if match.end() == 0 or (match.start() == match.end() and match.start() == len(text)):
+            continue
+        parts.append(text[start : match.start()])
+        start = match.end()
+    return [*parts, text[start:]]

@@ -48,10 +48,7 @@ def micros_of_local(local: datetime.datetime, zone: datetime.tzinfo) -> int:
     """
     shift = local.replace(tzinfo=zone, fold=0).utcoffset()
     assert shift is not None
-    return _micros(local - EPOCH - shift)
-
-
-def _micros(span: datetime.timedelta) -> int:
+    span = local - EPOCH - shift
     return (span.days * 86400 + span.seconds) * 1_000_000 + span.microseconds
 
 
@@ -69,7 +66,12 @@ def double_text(value: float, *, single: bool = False) -> str:
         return "Infinity" if value > 0 else "-Infinity"
     if value == 0:
         return "-0.0" if math.copysign(1, value) < 0 else "0.0"
-    sign, digits, exponent = decimal.Decimal(_shortest(value, single)).as_tuple()
+    shortest = repr(value)
+    if single:
+        import numpy as np
+
+        shortest = np.format_float_scientific(np.float32(value), unique=True, trim="0")
+    sign, digits, exponent = decimal.Decimal(shortest).as_tuple()
     text = "".join(map(str, digits)).rstrip("0") or "0"
     point = len(digits) + int(exponent)
     prefix = "-" if sign else ""
@@ -79,19 +81,6 @@ def double_text(value: float, *, single: bool = False) -> str:
         whole = text[:point].ljust(point, "0")
         return f"{prefix}{whole}.{text[point:] or '0'}"
     return f"{prefix}{text[0]}.{text[1:] or '0'}E{point - 1}"
-
-
-def _shortest(value: float, single: bool) -> str:
-    if not single:
-        return repr(value)
-    import numpy as np
-
-    return np.format_float_scientific(np.float32(value), unique=True, trim="0")
-
-
-def decimal_text(value: decimal.Decimal) -> str:
-    """Returns a decimal without an exponent."""
-    return format(value, "f")
 
 
 def date_text(value: datetime.date) -> str:
@@ -116,7 +105,7 @@ def value_text(value: Any, type_: SparkType, zone: datetime.tzinfo) -> str:
     if is_fractional(type_):
         return double_text(value, single=type_ == "float")
     if isinstance(value, decimal.Decimal):
-        return decimal_text(value)
+        return format(value, "f")
     if type_ == "timestamp":
         return local_text(value.astimezone(zone).replace(tzinfo=None))
     if type_ == "timestamp_ntz":

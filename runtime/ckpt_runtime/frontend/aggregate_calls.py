@@ -65,7 +65,9 @@ def aggregate_call(expression: Any, jvm: Any, function: Expression, condition: E
     if settings.get("ignoreNulls") is False and name in ("CollectList", "CollectSet"):
         raise UnsupportedExpressionError(f"{name} with RESPECT NULLS")
     if name == "HyperLogLogPlusPlus":
-        arguments, settings["precision"] = (_hashed(arguments[0]),), _precision(jvm.relativeSD())
+        # Spark chooses the number of bits of a register from the greatest relative standard deviation.
+        settings["precision"] = math.ceil(2.0 * math.log(1.106 / jvm.relativeSD()) / math.log(2.0))
+        arguments = (_hashed(arguments[0]),)
         settings[TABLES] = _tables(settings["precision"])
     if name in ("Percentile", "PercentileDisc"):
         settings["percentages"] = _percentages(arguments[1])
@@ -157,11 +159,6 @@ def _constant(share: Expression) -> float:
     if not isinstance(share, Literal) or not isinstance(share.value, str):
         raise UnsupportedExpressionError("an aggregate", "its percentages, accuracy and bins must be constants")
     return float(share.value)
-
-
-def _precision(deviation: float) -> int:
-    """The number of bits by which Spark chooses a register, from the greatest relative standard deviation."""
-    return math.ceil(2.0 * math.log(1.106 / deviation) / math.log(2.0))
 
 
 def _hashed(value: Expression) -> Expression:

@@ -120,8 +120,7 @@ class Capture:
         text = self.analyses.get(digest, self.remembered.get(digest))
         if text is None and not self.analyses.keys() <= self.used.keys():
             raise PlanError(
-                "pipeline",
-                "it builds another plan each time it runs; a plan must not depend on time or random numbers",
+                "pipeline", "it builds another plan each time it runs; a plan must not depend on time or random numbers"
             )
         if text is None:
             self._unanswered.append(question.decode())

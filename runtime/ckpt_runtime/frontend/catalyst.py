@@ -362,17 +362,18 @@ class PlanNodes:
         self.ids.append(ids)
         return len(self.nodes) - 1
 
+    def represent(self, kind: type[PlanNode], plan: Any, /, *inputs: int, **fields: Any) -> int:
+        """Adds the node of a relation of the plan, and returns its position."""
+        columns, ids = output(plan.output())
+        return self.add(kind(columns=columns, inputs=inputs, plan_id=self.plan_id(plan), **fields), ids)
+
     def plan_id(self, plan: Any) -> int | None:
         """The id of the captured relation that a plan represents."""
         found = plan.getTagValue(self._tag)
         return int(found.get()) if found.isDefined() else None
 
     def expressions(
-        self,
-        expressions: Sequence[Any],
-        *inputs: int,
-        aggregates: bool = False,
-        subqueries: list[Any] | None = None,
+        self, expressions: Sequence[Any], *inputs: int, aggregates: bool = False, subqueries: list[Any] | None = None
     ) -> tuple[Expression, ...]:
         """Reads expressions over the columns of the nodes ``inputs``.
 

@@ -109,7 +109,8 @@ def _way(spec: specs.OperatorSpec) -> str:
             return "calls Python " + ("row by row" if spec.format == "foreach" else "once for each checkpoint")
         case specs.SourceSpec() | specs.SinkSpec() if isinstance(spec.format, type):
             return f"calls the Python class {spec.format.__name__}"
-    single = sorted(set(_computed_in_python(_trees(spec))))
+    trees = [spec.function] if isinstance(spec, specs.GenerateSpec) else expressions_of(spec)
+    single = sorted(set(_computed_in_python(trees)))
     return "vectorised" + (f", but Python computes values of {', '.join(single)} one by one" if single else "")
 
 
@@ -118,10 +119,6 @@ def _python_calls(eval_type: int) -> str:
 
     by_row = (PythonEvalType.SQL_BATCHED_UDF, PythonEvalType.SQL_ARROW_BATCHED_UDF)
     return "row by row" if eval_type in by_row else "once for each batch"
-
-
-def _trees(spec: specs.OperatorSpec) -> Sequence[Expression]:
-    return [spec.function] if isinstance(spec, specs.GenerateSpec) else expressions_of(spec)
 
 
 def _computed_in_python(trees: Sequence[Expression]) -> Iterator[str]:

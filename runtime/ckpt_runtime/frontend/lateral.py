@@ -36,10 +36,7 @@ def read_lateral(reader: PlanNodes, plan: Any, left: int) -> int:
     width, known = len(reader.ids[left]), reader.ids[at]
     places = [*range(width), *(len(known) - 1 - known[::-1].index(id_) for id_ in ids[width:])]
     trees = tuple(Column(place, column.type) for place, column in zip(places, columns, strict=True))
-    return reader.add(
-        Project(columns=columns, inputs=(at,), plan_id=reader.plan_id(plan), expressions=trees),
-        ids,
-    )
+    return reader.represent(Project, plan, at, expressions=trees)
 
 
 def _operations(plan: Any) -> list[Any]:

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.nodes import Expression
 from ckpt_runtime.expressions.types import UnsupportedExpressionError, arrow_type
-from ckpt_runtime.frontend.catalyst import PlanNodes, items, output
+from ckpt_runtime.frontend.catalyst import PlanNodes, items
 from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators
 from ckpt_runtime.frontend.stateful_analysis import collected, over_results
 from ckpt_runtime.frontend.typed_plan import Observe, TypedAggregate
@@ -22,26 +22,15 @@ _KEEP_VALUES = frozenset({"list", "set", "percentile", "ranked", "mode", "concat
 
 def read_observe(reader: PlanNodes, plan: Any, input_: int) -> int:
     """Adds the node of an ``observe`` whose input is read, and returns its position."""
-    columns, ids = output(plan.output())
     metrics = items(plan.metrics())
     results = reader.expressions(metrics, input_, aggregates=True)
     arguments: list[Expression] = []
     calls, aggregates = collected(results, arguments)
-    node = Observe(
-        columns=columns,
-        inputs=(input_,),
-        plan_id=reader.plan_id(plan),
-        spec=ObserveSpec(
-            str(plan.name()),
-            tuple(arguments),
-            tuple(map(_observed, aggregates)),
-            tuple(
-                (str(metric.name()), over_results(tree, calls)) for metric, tree in zip(metrics, results, strict=True)
-            ),
-            reader.zone,
-        ),
+    named = tuple(
+        (str(metric.name()), over_results(tree, calls)) for metric, tree in zip(metrics, results, strict=True)
     )
-    return reader.add(node, ids)
+    spec = ObserveSpec(str(plan.name()), tuple(arguments), tuple(map(_observed, aggregates)), named, reader.zone)
+    return reader.represent(Observe, plan, input_, spec=spec)
 
 
 def _observed(aggregate: TypedAggregate) -> ObservedAggregate:

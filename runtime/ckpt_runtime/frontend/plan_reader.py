@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from ckpt_runtime.expressions.nodes import Column, Expression
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.catalog_tables import check_static
@@ -104,8 +102,7 @@ class PlanReader(PlanNodes):
             self._static[len(self.nodes)] = plan
             return self.add(StaticTable(columns=columns), ids)
         if name == "Project" and jvm_name(plan.child()) in _PLACEHOLDERS:
-            columns, ids = output(plan.output())
-            return self.add(Source(columns=columns, plan_id=self.plan_id(plan)), ids)
+            return self.represent(Source, plan)
         children = items(plan.children())
         if name in PROCESSORS and not has_initial_state(name, plan):
             children = children[:1]  # Spark adds an empty initial state
@@ -122,87 +119,62 @@ class PlanReader(PlanNodes):
         return read(self, plan, inputs)
 
     def _project(self, plan: Any, inputs: tuple[int, ...]) -> int:
-        columns, ids = output(plan.output())
         input_, expressions = self._with_subqueries(items(plan.projectList()), inputs[0])
-        project = Project(columns=columns, inputs=(input_,), plan_id=self.plan_id(plan), expressions=expressions)
-        return self.add(project, ids)
+        return self.represent(Project, plan, input_, expressions=expressions)
 
     def _watermark(self, plan: Any, inputs: tuple[int, ...]) -> int:
-        columns, ids = output(plan.output())
         [column] = self.expressions([plan.eventTime()], inputs[0])
         assert isinstance(column, Column)
         delay_ms = companion(self._jvm.org.apache.spark.sql.catalyst.plans.logical, "EventTimeWatermark").getDelayMs(
             plan.delay()
         )
-        node = Watermark(
-            columns=columns, inputs=inputs, plan_id=self.plan_id(plan), column=column.index, delay_ms=delay_ms
-        )
-        return self.add(node, ids)
-
-    def _union(self, plan: Any, inputs: tuple[int, ...]) -> int:
-        columns, ids = output(plan.output())
-        return self.add(Union(columns=columns, inputs=inputs, plan_id=self.plan_id(plan)), ids)
+        return self.represent(Watermark, plan, *inputs, column=column.index, delay_ms=delay_ms)
 
     def _repartition(self, plan: Any, inputs: tuple[int, ...]) -> int:
         if not plan.shuffle():  # coalesce, which sends no rows to other subtasks
             return inputs[0]
-        columns, ids = output(plan.output())
-        return self.add(Repartition(columns=columns, inputs=inputs, plan_id=self.plan_id(plan)), ids)
+        return self.represent(Repartition, plan, *inputs)
 
     def _generate(self, plan: Any, inputs: tuple[int, ...]) -> int:
         columns, ids = output(plan.output())
         [function] = self.expressions([plan.generator()], inputs[0])
-        return self.add(
-            Generate(columns=columns, inputs=inputs, function=function, outer=bool(plan.outer())),
-            ids,
-        )
+        return self.add(Generate(columns=columns, inputs=inputs, function=function, outer=bool(plan.outer())), ids)
 
     def _join(self, plan: Any, inputs: tuple[int, ...]) -> int:
-        columns, ids = output(plan.output())
         how = jvm_name(plan.joinType())
         allowed = STATIC_HOW if any(isinstance(self.nodes[at], StaticTable) for at in inputs) else HOW
         if how not in allowed:
             raise UnsupportedExpressionError(f"a join of type {how}", f"streams have {', '.join(allowed)}")
         conditions = [plan.condition().get()] if plan.condition().isDefined() else []
         condition = next(iter(self.expressions(conditions, *inputs)), None)
-        node = Join(columns=columns, inputs=inputs, plan_id=self.plan_id(plan), how=how, condition=condition)
+        fields: dict[str, Any] = {}
         left, right = event_window(plan.left()), event_window(plan.right())
         if left is not None and right is not None:
-            node = msgspec.structs.replace(node, windows=(left, right))
+            fields["windows"] = (left, right)
         if _joins_streams(plan):
             first, second = next(self._late_columns)
-            late = (_position(self.ids[inputs[0]], first), _position(self.ids[inputs[1]], second))
-            node = msgspec.structs.replace(node, late=late)
-        return self.add(node, ids)
+            fields["late"] = (_position(self.ids[inputs[0]], first), _position(self.ids[inputs[1]], second))
+        return self.represent(Join, plan, *inputs, how=how, condition=condition, **fields)
 
     def _map(self, plan: Any, inputs: tuple[int, ...]) -> int:
-        columns, ids = output(plan.output())
         name = jvm_name(plan)
         if plan.isBarrier():
             raise UnsupportedExpressionError(
                 f"{name} with barrier", "tasks of a stream never wait for each other; remove barrier"
             )
-        partitions = MapPartitions(
-            columns=columns,
-            inputs=inputs,
-            plan_id=self.plan_id(plan),
-            function=function_number(plan.functionExpr().func()),
-            in_pandas=name == "MapInPandas",
-        )
-        return self.add(partitions, ids)
+        function = function_number(plan.functionExpr().func())
+        return self.represent(MapPartitions, plan, *inputs, function=function, in_pandas=name == "MapInPandas")
 
     def _filter(self, plan: Any, inputs: tuple[int, ...]) -> int:
         """Adds a filter; the values of subqueries in its condition are dropped after it."""
-        columns, ids = output(plan.output())
         [below] = inputs
         input_, [condition] = self._with_subqueries([plan.condition()], below)
-        wide = Filter(columns=self.nodes[input_].columns, inputs=(input_,), condition=condition)
         if input_ == below:
-            narrow = msgspec.structs.replace(wide, columns=columns, plan_id=self.plan_id(plan))
-            return self.add(narrow, ids)
-        kept = self.add(wide, self.ids[input_])
-        trees = tuple(Column(at, column.type) for at, column in enumerate(columns))
-        return self.add(Project(columns=columns, inputs=(kept,), plan_id=self.plan_id(plan), expressions=trees), ids)
+            return self.represent(Filter, plan, input_, condition=condition)
+        columns = self.nodes[input_].columns
+        kept = self.add(Filter(columns=columns, inputs=(input_,), condition=condition), self.ids[input_])
+        trees = tuple(Column(at, column.type) for at, column in enumerate(output(plan.output())[0]))
+        return self.represent(Project, plan, kept, expressions=trees)
 
     def _with_subqueries(self, expressions: Sequence[Any], input_: int) -> tuple[int, tuple[Expression, ...]]:
         """Reads expressions that may have subqueries with one value over static tables.
@@ -240,6 +212,6 @@ _READERS: dict[str, Callable[[PlanReader, Any, tuple[int, ...]], int]] = {
     **dict.fromkeys(("MapInPandas", "MapInArrow", "PythonMapInArrow"), PlanReader._map),
     "Project": PlanReader._project,
     "Repartition": PlanReader._repartition,
-    "Union": PlanReader._union,
+    "Union": lambda reader, plan, inputs: reader.represent(Union, plan, *inputs),
 }
 """How the nodes of a relation without state are read, by its name."""

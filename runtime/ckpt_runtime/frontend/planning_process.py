@@ -37,11 +37,7 @@ _REFUSALS = frozenset(
 )
 """Types of failures whose message says everything: users see it without the type."""
 _OWN_PACKAGE = str(Path(__file__).resolve().parents[1])
-NEEDED = (
-    "ckpt_runtime.frontend.program",
-    "ckpt_runtime.frontend.captured_session",
-    "pyspark.sql.types",
-)
+NEEDED = ("ckpt_runtime.frontend.program", "ckpt_runtime.frontend.captured_session", "pyspark.sql.types")
 """Modules that a template imports (see ``process_template``): the engine's, and what captures every program."""
 OFTEN_NEEDED = ("pyarrow.parquet", "pyspark.sql.datasource", "pyspark.sql.streaming.stateful_processor")
 """Libraries that many programs use."""

@@ -285,10 +285,7 @@ def load_plan(
     warnings = [*capture.clock.warnings, *stop_in_time(capture, options), *locations_without_use(starts, options)]
     job = compiled(plan, options)
     graph = replace(
-        job.job_graph,
-        analyses=capture.used,
-        tables=tuple(sorted(capture.tables)),
-        explained=tuple(capture.explained),
+        job.job_graph, analyses=capture.used, tables=tuple(sorted(capture.tables)), explained=tuple(capture.explained)
     )
     return replace(job, job_graph=graph, warnings=(*job.warnings, *warnings))
 
@@ -352,7 +349,8 @@ def _import_module(directory: Path, name: str, called: str = "") -> ModuleType:
     importlib.invalidate_caches()
     file = directory / f"{name}.py"
     if "." in name or not file.is_file():
-        if not _exists_in(directory, name):
+        path = directory.joinpath(*name.split("."))
+        if not (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
             raise PlanError("entry", f"there is no module {name!r} in the archive")
         return importlib.import_module(name)
     private = ISOLATED_PREFIX + hashlib.sha256(str(directory).encode()).hexdigest()[:12] + "_" + name
@@ -367,11 +365,6 @@ def _import_module(directory: Path, name: str, called: str = "") -> ModuleType:
         del sys.modules[private]
         raise
     return module
-
-
-def _exists_in(directory: Path, name: str) -> bool:
-    path = directory.joinpath(*name.split("."))
-    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
 def _forget_earlier_archives() -> None:

@@ -144,10 +144,7 @@ class _Types:
             may_be_null = not (field.is_required or field.is_repeated)
             fields.append({"name": field.name, "type": kind.spark, "nullable": may_be_null, "metadata": {}})
         readers = [(field.name, self._reader(field, kind.convert)) for field, kind in kept.items()]
-        return _Kind(
-            {"type": "struct", "fields": fields},
-            lambda value: {name: read(value) for name, read in readers},
-        )
+        return _Kind({"type": "struct", "fields": fields}, lambda value: {name: read(value) for name, read in readers})
 
     def _reader(self, field: Any, convert: Convert | None) -> Convert:
         """Reads a field; it is null if it is absent, unless it has a default value of its own."""

@@ -66,7 +66,7 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
                 "orderBy",
                 "a stream has no last row: only the result of an aggregation in output mode complete can have it",
             )
-        if isinstance(node, Join) and not _reads_table(node, nodes):
+        if isinstance(node, Join) and not any(isinstance(nodes[at], StaticTable) for at in node.inputs):
             _check_join(mode, node)
         if isinstance(node, Limit) and mode == "update":
             raise PlanError("limit", "it needs output mode append or complete, as in Spark")
@@ -106,11 +106,6 @@ def _check_behind_aggregation(mode: str, nodes: Sequence[PlanNode]) -> None:
                 raise PlanError("outputMode", message)
         if isinstance(node, Aggregate):
             behind.add(at)
-
-
-def _reads_table(node: Join, nodes: Sequence[PlanNode]) -> bool:
-    """Whether a join is one of a stream with a static table."""
-    return any(isinstance(nodes[at], StaticTable) for at in node.inputs)
 
 
 def add_stateful(

@@ -48,23 +48,21 @@ def read_stateful(reader: PlanNodes, name: str, plan: Any, inputs: tuple[int, ..
     [input_] = inputs
     if name == "UpdateEventTimeWatermarkColumn":
         return _with_event_time(reader, plan, input_)
-    columns, ids = output(plan.output())
-    plan_id = reader.plan_id(plan)
     if name == "Aggregate":
-        return _aggregate(reader, plan, input_, plan_id, columns, ids)
+        return _aggregate(reader, plan, input_)
     if name == "Expand":
         rows = tuple(reader.expressions(items(row), input_) for row in items(plan.projections()))
-        return reader.add(Expand(columns=columns, inputs=(input_,), plan_id=plan_id, rows=rows), ids)
+        return reader.represent(Expand, plan, input_, rows=rows)
     if name == "Sort":
         orders = tuple(_order(reader, order, input_) for order in items(plan.order()))
         if not getattr(plan, "global")():  # a keyword of Python
             raise UnsupportedExpressionError("sortWithinPartitions", "call orderBy, which orders all rows")
-        return reader.add(Sort(columns=columns, inputs=(input_,), plan_id=plan_id, orders=orders), ids)
+        return reader.represent(Sort, plan, input_, orders=orders)
     if name == "GlobalLimit":
         [most] = reader.expressions([plan.limitExpr()], input_)
         if not isinstance(most, Literal) or most.value is None:
             raise UnsupportedExpressionError("limit", "the number of rows has to be a constant")
-        return reader.add(Limit(columns=columns, inputs=(input_,), plan_id=plan_id, rows=int(most.value)), ids)
+        return reader.represent(Limit, plan, input_, rows=int(most.value))
     return _deduplicate(reader, name, plan, input_)
 
 
@@ -75,8 +73,6 @@ def _order(reader: PlanNodes, order: Any, input_: int) -> SortKey:
 
 
 def _deduplicate(reader: PlanNodes, name: str, plan: Any, input_: int) -> int:
-    columns, ids = output(plan.output())
-    plan_id = reader.plan_id(plan)
     keys = tuple(_position(tree) for tree in reader.expressions(items(plan.keys()), input_))
     marks = [marks_of(attribute) for attribute in items(plan.child().output())]
     times = [at for at, mark in enumerate(marks) if _DELAY in mark]
@@ -85,15 +81,8 @@ def _deduplicate(reader: PlanNodes, name: str, plan: Any, input_: int) -> int:
         raise UnsupportedExpressionError(
             "dropDuplicatesWithinWatermark", "it needs withWatermark on the stream before it, as in Spark"
         )
-    node = Deduplicate(
-        columns=columns,
-        inputs=(input_,),
-        plan_id=plan_id,
-        keys=keys,
-        event_time=times[0] if times else None,
-        within_ms=within,
-    )
-    return reader.add(node, ids)
+    event_time = times[0] if times else None
+    return reader.represent(Deduplicate, plan, input_, keys=keys, event_time=event_time, within_ms=within)
 
 
 def _position(tree: Expression) -> int:
@@ -122,14 +111,7 @@ def marks_of(expression: Any) -> dict[str, Any]:
     return found
 
 
-def _aggregate(
-    reader: PlanNodes,
-    plan: Any,
-    input_: int,
-    plan_id: int | None,
-    columns: tuple[TypedColumn, ...],
-    ids: tuple[int, ...],
-) -> int:
+def _aggregate(reader: PlanNodes, plan: Any, input_: int) -> int:
     """Adds three nodes: the keys and arguments, the aggregates, and the expressions over their results."""
     grouping = items(plan.groupingExpressions())
     keys = list(reader.expressions(grouping, input_, aggregates=True))
@@ -145,7 +127,7 @@ def _aggregate(
     node = Aggregate(
         columns=outcome,
         inputs=(before,),
-        plan_id=plan_id,
+        plan_id=reader.plan_id(plan),
         keys=tuple(range(len(keys))),
         aggregates=tuple(aggregates),
         event_time=next((at for at, mark in enumerate(marks) if _DELAY in mark), None),
@@ -153,6 +135,7 @@ def _aggregate(
     )
     grouped = reader.add(node, ())
     finished = tuple(over_results(result, [*keys, *calls]) for result in results)
+    columns, ids = output(plan.output())
     return reader.add(Project(columns=columns, inputs=(grouped,), expressions=finished), ids)
 
 
@@ -208,7 +191,6 @@ def _processor(reader: PlanNodes, name: str, plan: Any, inputs: tuple[int, ...])
 
     Spark passes the function the keys before the other columns.
     """
-    columns, ids = output(plan.output())
     input_, initial = inputs[0], inputs[1:]
     group_state = name == "FlatMapGroupsInPandasWithState"
     if any(not isinstance(reader.nodes[at], StaticTable) for at in initial):
@@ -234,19 +216,17 @@ def _processor(reader: PlanNodes, name: str, plan: Any, inputs: tuple[int, ...])
         node = Project(columns=project.columns[width:], inputs=(input_,), expressions=trees)
         rows = reader.add(node, known[width:])
     kind: Any = "group_state" if group_state else "pandas" if plan.functionExpr().evalType() in _PANDAS else "rows"
-    return reader.add(
-        StatefulFunction(
-            columns=columns,
-            inputs=(rows, *initial),
-            plan_id=reader.plan_id(plan),
-            function=function_number(plan.functionExpr().func()),
-            kind=kind,
-            keys=tuple(reader.ids[rows].index(id_) for id_ in keys),
-            output_mode=str(plan.outputMode().toString()),
-            time=str((plan.timeout() if group_state else plan.timeMode()).toString()),
-            state=spark_type(plan.stateType()) if group_state else "void",
-        ),
-        ids,
+    return reader.represent(
+        StatefulFunction,
+        plan,
+        rows,
+        *initial,
+        function=function_number(plan.functionExpr().func()),
+        kind=kind,
+        keys=tuple(reader.ids[rows].index(id_) for id_ in keys),
+        output_mode=str(plan.outputMode().toString()),
+        time=str((plan.timeout() if group_state else plan.timeMode()).toString()),
+        state=spark_type(plan.stateType()) if group_state else "void",
     )
 
 

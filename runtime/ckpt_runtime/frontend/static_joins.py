@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 import pyarrow as pa
 
 from ckpt_runtime.expressions.evaluation import compile_expression
-from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, rewritten
+from ckpt_runtime.expressions.nodes import Call, Expression, Lambda, moved
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.generators import columns_of
 from ckpt_runtime.frontend.joins import all_of
@@ -61,14 +61,18 @@ def static_join_spec(
     width = len(sides[stream_side])
     conjuncts: list[Expression] = []
     if node.condition is not None:
-        _collect(_stream_first(node.condition, sides, stream_side), conjuncts)
+        condition = node.condition
+        if stream_side:  # over the stream's columns, then the table's
+            left, right = map(len, sides)
+            condition = moved(condition, lambda at: at + right if at < left else at - left)
+        _collect(condition, conjuncts)
     keys, filters, rest = [], [], []
     for tree in conjuncts:
         key = None if _calls(tree, _NOW) else _key(tree, width)
         if key is not None:
             keys.append(key)
         elif not _calls(tree, _NOW) and min(columns_of([tree]), default=-1) >= width:
-            filters.append(_moved(tree, -width))
+            filters.append(moved(tree, lambda at: at - width))
         else:
             rest.append(tree)
     how = STATIC_HOW[node.how]
@@ -82,20 +86,6 @@ def static_join_spec(
     return StaticJoinSpec(
         how, path_of(directory, table.digest), tuple(keys), tuple(filters), all_of(rest), width, output, schema
     )
-
-
-def _stream_first(tree: Expression, sides: Sequence[tuple[TypedColumn, ...]], stream_side: int) -> Expression:
-    """Returns a condition over the stream's columns, then the table's."""
-    if stream_side == 0:
-        return tree
-    left, width = len(sides[0]), len(sides[1])
-
-    def moved(node: Expression) -> Expression | None:
-        if not isinstance(node, Column):
-            return None
-        return Column(node.index + width if node.index < left else node.index - left, node.type)
-
-    return rewritten(tree, moved)
 
 
 def _collect(tree: Expression, conjuncts: list[Expression]) -> None:
@@ -120,11 +110,7 @@ def _key(tree: Expression, width: int) -> StaticJoinKey | None:
         compile_expression(Call("XxHash64", (one,), "long"))
     except UnsupportedExpressionError:
         return None  # such as a map: it is compared pair by pair
-    return StaticJoinKey(one, _moved(other, -width), tree.function == "EqualNullSafe")
-
-
-def _moved(tree: Expression, by: int) -> Expression:
-    return rewritten(tree, lambda node: Column(node.index + by, node.type) if isinstance(node, Column) else None)
+    return StaticJoinKey(one, moved(other, lambda at: at - width), tree.function == "EqualNullSafe")
 
 
 def _calls(tree: Expression, functions: Set[str]) -> bool:

@@ -64,33 +64,28 @@ def _has_floats(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind))
 
 
+def _first_is(*tests: Callable[[pa.DataType], bool]) -> Callable[[Types], bool]:
+    return lambda types: any(test(types[0]) for test in tests)
+
+
+_averaged = _first_is(_is_number)
+_summed = _first_is(_is_number, pa.types.is_duration)
+_ordered = _first_is(_is_ordered)
+_plain = _first_is(_is_plain)
+_texts = _first_is(pa.types.is_string, pa.types.is_binary)
+_integers = _first_is(pa.types.is_integer)
+_binaries = _first_is(pa.types.is_binary)
+_booleans = _first_is(pa.types.is_boolean)
+_numbers_of_64_bits = _first_is(pa.types.is_integer, pa.types.is_floating)
+
+
 def _anything(_: Types) -> bool:
     return True
-
-
-def _summed(types: Types) -> bool:
-    return _is_number(types[0]) or bool(pa.types.is_duration(types[0]))
-
-
-def _averaged(types: Types) -> bool:
-    return bool(pa.types.is_integer(types[0]) or pa.types.is_floating(types[0]) or pa.types.is_decimal(types[0]))
-
-
-def _ordered(types: Types) -> bool:
-    return _is_ordered(types[0])
 
 
 def _collected(types: Types) -> bool:
     """Inside of structs and arrays, Spark's set distinguishes 0.0 and -0.0."""
     return _is_plain(types[0]) or (_is_ordered(types[0]) and not _has_floats(types[0]))
-
-
-def _plain(types: Types) -> bool:
-    return _is_plain(types[0])
-
-
-def _texts(types: Types) -> bool:
-    return bool(pa.types.is_string(types[0]) or pa.types.is_binary(types[0]))
 
 
 def _listed_texts(types: Types) -> bool:
@@ -115,22 +110,6 @@ def _ordered_by(types: Types) -> bool:
 
 def _doubles(types: Types) -> bool:
     return all(pa.types.is_float64(kind) for kind in types)
-
-
-def _integers(types: Types) -> bool:
-    return bool(pa.types.is_integer(types[0]))
-
-
-def _binaries(types: Types) -> bool:
-    return bool(pa.types.is_binary(types[0]))
-
-
-def _booleans(types: Types) -> bool:
-    return bool(pa.types.is_boolean(types[0]))
-
-
-def _numbers_of_64_bits(types: Types) -> bool:
-    return bool(pa.types.is_integer(types[0]) or pa.types.is_floating(types[0]))
 
 
 def _ranked(types: Types) -> bool:

@@ -335,7 +335,11 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
                 "to its condition"
             )
         parallelism = plan.default_parallelism if node.parallelism is None else node.parallelism
-        operators.append(_Operator(node, uid, node.uid is not None, _checked_parallelism(parallelism, uid)))
+        if not 1 <= parallelism <= UPPER_BOUND_MAX_PARALLELISM:
+            raise PlanError(
+                "parallelism", f"{parallelism} of operator {uid!r} is not between 1 and {UPPER_BOUND_MAX_PARALLELISM}"
+            )
+        operators.append(_Operator(node, uid, node.uid is not None, parallelism))
     return operators
 
 
@@ -353,14 +357,6 @@ def _derived_uid(node: LogicalNode, position: int, unnamed: Counter[str], taken:
         uid += "-derived"
     taken.add(uid)
     return uid
-
-
-def _checked_parallelism(parallelism: int, uid: str) -> int:
-    if not 1 <= parallelism <= UPPER_BOUND_MAX_PARALLELISM:
-        raise PlanError(
-            "parallelism", f"{parallelism} of operator {uid!r} is not between 1 and {UPPER_BOUND_MAX_PARALLELISM}"
-        )
-    return parallelism
 
 
 def _connect(operators: list[_Operator]) -> None:

@@ -23,15 +23,21 @@ from ckpt_runtime.graph.logical import LogicalInput, LogicalNode
 from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.specs import (
     AggregateSpec,
+    CommitterSpec,
     ConditionSpec,
     DeduplicateSpec,
     EvaluateSpec,
+    ExpandSpec,
     GenerateSpec,
+    GroupSpec,
     JoinSpec,
     LimitSpec,
+    MapInArrowSpec,
     ObserveSpec,
+    OperatorSpec,
     ProcessSpec,
     PythonFunctionsSpec,
+    SinkSpec,
     StaticJoinSpec,
     WatermarkSpec,
 )
@@ -93,6 +99,35 @@ def _renamed(spec: EvaluateSpec | StaticJoinSpec, schema: pa.Schema | None, colu
     if isinstance(spec, StaticJoinSpec):
         return spec.schema.names[spec.output.index(position)] if position in spec.output else None
     return next((name for name, tree in spec.columns if isinstance(tree, Column) and tree.index == position), None)
+
+
+_TIMELESS = (
+    AggregateSpec,
+    CommitterSpec,
+    ConditionSpec,
+    EvaluateSpec,
+    ExpandSpec,
+    GenerateSpec,
+    MapInArrowSpec,
+    PythonFunctionsSpec,
+    StaticJoinSpec,
+)
+"""Specs of operators for which it makes no difference where in a stream watermarks and the ends of ranges are."""
+
+
+def uses_event_time(spec: OperatorSpec) -> bool:
+    """Whether an operator does something else if a watermark, or the end of a range, comes behind further rows."""
+    match spec:
+        case GroupSpec():
+            return spec.event_time is not None or spec.session is not None or spec.mode == "complete"
+        case JoinSpec():
+            times = (time for side in spec.sides for time in (side.event_time, side.late_by))
+            return spec.within_ms is not None or any(times)
+        case DeduplicateSpec():
+            return (spec.event_time, spec.forget_by, spec.within_ms) != (None, None, None)
+        case SinkSpec():
+            return spec.table is not None
+    return not isinstance(spec, _TIMELESS)
 
 
 GROUP_OPTION = "scan.watermark.alignment.group"

@@ -103,14 +103,11 @@ def _parquet_schema(path: str) -> pa.Schema:
         if not files:
             raise FileNotFoundError(f"{path!r} is not a Parquet file or a directory with Parquet files")
         schema = pq.read_schema(files[0], filesystem=filesystem).remove_metadata()
-        return pa.schema([field.with_type(_without_views(field.type)) for field in schema])
+        # No operator accepts types of views.
+        plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+        return pa.schema([field.with_type(plain.get(field.type, field.type)) for field in schema])
     except (OSError, pa.ArrowException) as error:
         raise PlanError(field, f"the schema of {path!r} cannot be read, set .schema(...): {error}") from error
-
-
-def _without_views(kind: pa.DataType) -> pa.DataType:
-    """Replaces view types of text and bytes, which no operator accepts, by text and bytes."""
-    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 
 def is_parquet_name(name: str) -> bool:
@@ -236,12 +233,8 @@ def partition_option(sink: str | type, columns: list[str]) -> str:
 def file_extension(format_: str, options: Mapping[str, Any]) -> str:
     """The ending of a file's name, with that of its compression where the format's readers need it."""
     endings = {"gzip": ".gz", "bzip2": ".bz2"}
-    if format_ == "foreach":
-        return "arrow"
-    if format_ == "delta":
-        return "parquet"
-    if format_ == "parquet":
-        return format_
+    if known := {"foreach": "arrow", "delta": "parquet", "parquet": "parquet"}.get(format_):
+        return known
     return ("txt" if format_ == "text" else format_) + endings.get(options["compression"], "")
 
 
@@ -303,14 +296,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
     for sink in (
         SinkFormat(
             "parquet",
-            (
-                *_OF_DIRECTORIES,
-                Option(
-                    "compression",
-                    default="snappy",
-                    choices=(*_DELTA_CODECS, "lz4", "lz4_raw"),
-                ),
-            ),
+            (*_OF_DIRECTORIES, Option("compression", default="snappy", choices=(*_DELTA_CODECS, "lz4", "lz4_raw"))),
             _check_files,
         ),
         *(SinkFormat(name, (*_OF_DIRECTORIES, *options), _check_text(name)) for name, options in TEXT_OUTPUTS.items()),

@@ -12,59 +12,34 @@ from enum import StrEnum
 
 import pyarrow as pa
 
+from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.job_graph import Partitioning
-from ckpt_runtime.graph.specs import (
-    AggregateSpec,
-    CommitterSpec,
-    ConditionSpec,
-    DeduplicateSpec,
-    DrillSinkSpec,
-    EnumeratorSpec,
-    EvaluateSpec,
-    ExpandSpec,
-    GenerateSpec,
-    GroupSpec,
-    JoinSpec,
-    LimitSpec,
-    MapInArrowSpec,
-    ObserveSpec,
-    OperatorSpec,
-    ProcessSpec,
-    PythonFunctionsSpec,
-    RangeReaderSpec,
-    SinkSpec,
-    SortSpec,
-    SourceSpec,
-    StaticJoinSpec,
-    TableSpec,
-    WatermarkSpec,
-)
 
 KINDS: dict[type, str] = {
-    SourceSpec: "source",
-    EnumeratorSpec: "enumerator",
-    RangeReaderSpec: "range_reader",
-    MapInArrowSpec: "map",
-    ConditionSpec: "filter",
-    ObserveSpec: "observe",
-    EvaluateSpec: "project",
-    GenerateSpec: "generate",
-    PythonFunctionsSpec: "python",
-    WatermarkSpec: "watermark",
-    AggregateSpec: "aggregate",
-    ExpandSpec: "expand",
-    GroupSpec: "aggregate",
-    TableSpec: "table",
-    SortSpec: "sort",
-    LimitSpec: "limit",
-    DeduplicateSpec: "deduplicate",
-    ProcessSpec: "process",
-    JoinSpec: "join",
-    StaticJoinSpec: "static_join",
-    SinkSpec: "sink",
-    CommitterSpec: "committer",
-    DrillSinkSpec: "drill_sink",
+    specs.SourceSpec: "source",
+    specs.EnumeratorSpec: "enumerator",
+    specs.RangeReaderSpec: "range_reader",
+    specs.MapInArrowSpec: "map",
+    specs.ConditionSpec: "filter",
+    specs.ObserveSpec: "observe",
+    specs.EvaluateSpec: "project",
+    specs.GenerateSpec: "generate",
+    specs.PythonFunctionsSpec: "python",
+    specs.WatermarkSpec: "watermark",
+    specs.AggregateSpec: "aggregate",
+    specs.ExpandSpec: "expand",
+    specs.GroupSpec: "aggregate",
+    specs.TableSpec: "table",
+    specs.SortSpec: "sort",
+    specs.LimitSpec: "limit",
+    specs.DeduplicateSpec: "deduplicate",
+    specs.ProcessSpec: "process",
+    specs.JoinSpec: "join",
+    specs.StaticJoinSpec: "static_join",
+    specs.SinkSpec: "sink",
+    specs.CommitterSpec: "committer",
+    specs.DrillSinkSpec: "drill_sink",
 }
 STATEFUL_KINDS = frozenset(
     {
@@ -98,7 +73,7 @@ class LogicalNode:
     decides. ``starts_fresh``: it ignores its state in the snapshot of another job.
     """
 
-    spec: OperatorSpec
+    spec: specs.OperatorSpec
     inputs: tuple[LogicalInput, ...]
     schema: pa.Schema | None
     uid: str | None = None
@@ -113,12 +88,12 @@ class LogicalNode:
 
     @property
     def stateful(self) -> bool:
-        return self.kind in STATEFUL_KINDS or (isinstance(self.spec, LimitSpec) and self.spec.in_all)
+        return self.kind in STATEFUL_KINDS or (isinstance(self.spec, specs.LimitSpec) and self.spec.in_all)
 
     @property
     def user_code(self) -> bool:
         """Whether its operator calls the author's functions or classes while the job runs."""
-        if isinstance(self.spec, MapInArrowSpec | PythonFunctionsSpec | ProcessSpec):
+        if isinstance(self.spec, specs.MapInArrowSpec | specs.PythonFunctionsSpec | specs.ProcessSpec):
             return True
         return isinstance(getattr(self.spec, "format", None), type) or getattr(self.spec, "function", None) is not None
 

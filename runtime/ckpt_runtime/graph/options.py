@@ -66,23 +66,19 @@ def parse_value(option: Option, text: str) -> Any:
             raise PlanError(field, f"{text!r} is not true or false")
         return text.lower() in _TRUE
     if option.kind in (int, float):
-        return _number(option, text, field)
+        try:
+            value = option.kind(text)
+        except ValueError:
+            kind = "a whole number" if option.kind is int else "a number"
+            raise PlanError(field, f"{text!r} is not {kind}") from None
+        if option.minimum is not None and not value >= option.minimum:
+            raise PlanError(field, f"{text} is less than the minimum {option.minimum:g}")
+        return value
     if option.choices:
         if text.lower() not in option.choices:
             raise PlanError(field, f"{text!r} is not one of {', '.join(option.choices)}")
         return text.lower()
     return text
-
-
-def _number(option: Option, text: str, field: str) -> int | float:
-    try:
-        value = option.kind(text)
-    except ValueError:
-        kind = "a whole number" if option.kind is int else "a number"
-        raise PlanError(field, f"{text!r} is not {kind}") from None
-    if option.minimum is not None and not value >= option.minimum:
-        raise PlanError(field, f"{text} is less than the minimum {option.minimum:g}")
-    return value  # type: ignore[no-any-return]
 
 
 _DURATION = re.compile(r"(\d{1,30})\s*(us|ms|s|m|min|h|d)?")

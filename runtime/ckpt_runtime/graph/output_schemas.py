@@ -182,7 +182,8 @@ def _field(schema: pa.Schema, name: str, role: str) -> pa.Field:
     found = schema.get_all_field_indices(name)
     if len(found) != 1:
         problem = "is missing from" if not found else "occurs more than once in"
-        raise SchemaDerivationError(f"{role} column {name!r} {problem} [{_text(schema)}]")
+        given = ", ".join(f"{field.name}: {field.type}" for field in schema)
+        raise SchemaDerivationError(f"{role} column {name!r} {problem} [{given}]")
     return schema.field(found[0])
 
 
@@ -193,16 +194,9 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_boolean(kind)
-        or pa.types.is_temporal(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_large_binary(kind)
-    ) and not pa.types.is_interval(kind)
+    of = pa.types
+    tests = (of.is_integer, of.is_floating, of.is_boolean, of.is_temporal, of.is_string, of.is_large_string)
+    return any(test(kind) for test in (*tests, of.is_binary, of.is_large_binary)) and not of.is_interval(kind)
 
 
 def _unsupported(aggregate: Aggregate, kind: pa.DataType, allowed: str) -> SchemaDerivationError:
@@ -216,7 +210,3 @@ def _check_unique(names: list[str], what: str) -> None:
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         raise SchemaDerivationError(f"{what} names columns more than once: {duplicates}")
-
-
-def _text(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)

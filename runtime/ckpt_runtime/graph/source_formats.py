@@ -175,15 +175,12 @@ def _text_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
     return declared
 
 
-def _json_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
-    schema = _file_schema(options, declared)
-    JsonRows(options, schema)
-    return schema
+def _read_by(rows: type[JsonRows | CsvRows]) -> SourceSchema:
+    def schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+        found = _file_schema(options, declared)
+        rows(options, found)
+        return found
 
-
-def _csv_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
-    schema = _file_schema(options, declared)
-    CsvRows(options, schema)
     return schema
 
 
@@ -226,8 +223,8 @@ SPLIT_SOURCES = (
     SourceFormat("postgresql", POSTGRES_SOURCE_OPTIONS, postgres_schema, splits=True),
     SourceFormat("delta", DELTA_SOURCE_OPTIONS, _delta_schema, splits=True),
     SourceFormat("parquet", _FILE_OPTIONS, _file_schema, splits=True),
-    SourceFormat("json", (*_FILE_OPTIONS, *JSON_OPTIONS), _json_schema, splits=True),
-    SourceFormat("csv", (*_FILE_OPTIONS, *CSV_OPTIONS), _csv_schema, splits=True),
+    SourceFormat("json", (*_FILE_OPTIONS, *JSON_OPTIONS), _read_by(JsonRows), splits=True),
+    SourceFormat("csv", (*_FILE_OPTIONS, *CSV_OPTIONS), _read_by(CsvRows), splits=True),
     SourceFormat("orc", _FILE_OPTIONS, _orc_schema, splits=True),
     SourceFormat(
         "text", (*_FILE_OPTIONS, Option("wholetext", bool, False), Option("lineSep")), _text_schema, splits=True

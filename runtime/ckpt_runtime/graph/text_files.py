@@ -86,6 +86,14 @@ def detected(data: bytes) -> str:
     return json.detect_encoding(data)
 
 
+_FORMATS = ("dateFormat", "timestampFormat", "timestampNTZFormat")
+_RECORD_OPTIONS = (
+    Option("mode", default="PERMISSIVE"),
+    Option("columnNameOfCorruptRecord", default="_corrupt_record"),
+    *map(Option, _FORMATS),
+    Option("timeZone", default="UTC"),
+)
+
 CSV_OPTIONS = (
     Option("sep", default=",", alias="delimiter"),
     Option("header", bool, False),
@@ -101,14 +109,9 @@ CSV_OPTIONS = (
     Option("ignoreLeadingWhiteSpace", bool, False),
     Option("ignoreTrailingWhiteSpace", bool, False),
     *TEXT_OPTIONS,
-    Option("mode", default="PERMISSIVE"),
-    Option("columnNameOfCorruptRecord", default="_corrupt_record"),
+    *_RECORD_OPTIONS,
     Option("columnPruning", bool, True),
     Option("preferDate", bool, True),
-    Option("dateFormat"),
-    Option("timestampFormat"),
-    Option("timestampNTZFormat"),
-    Option("timeZone", default="UTC"),
 )
 
 MOST_RECORDS = 8192
@@ -214,15 +217,8 @@ JSON_OPTIONS = (
     Option("primitivesAsString", bool, False),
     Option("prefersDecimal", bool, False),
     Option("dropFieldIfAllNull", bool, False),
-    Option("mode", default="PERMISSIVE"),
-    Option("columnNameOfCorruptRecord", default="_corrupt_record"),
-    Option("dateFormat"),
-    Option("timestampFormat"),
-    Option("timestampNTZFormat"),
-    Option("timeZone", default="UTC"),
+    *_RECORD_OPTIONS,
 )
-
-_FORMATS = ("dateFormat", "timestampFormat", "timestampNTZFormat")
 
 
 class JsonRows:
@@ -234,7 +230,7 @@ class JsonRows:
     """
 
     def __init__(self, options: Mapping[str, Any], schema: pa.Schema, *, copies: bool = False) -> None:
-        from pyspark.sql.pandas.types import from_arrow_schema
+        from pyspark.sql.pandas.types import from_arrow_schema, from_arrow_type
 
         self._mode = checked_mode(options)
         codec = codec_of(options, plain=("utf-8",))
@@ -250,7 +246,8 @@ class JsonRows:
         given = {key: options[key] for key in _FORMATS if options[key]}
         try:
             self._read = record_reader(type_, options["timeZone"], given, exact=not named and not copies)
-            self._stored = pa.struct([pa.field(field.name, self._kind(field)) for field in schema])
+            kinds = [arrow_type(from_arrow_type(field.type).jsonValue()) for field in schema]
+            self._stored = pa.struct([pa.field(name, kind) for name, kind in zip(schema.names, kinds, strict=True)])
         except UnsupportedExpressionError as error:
             raise PlanError("schema", f"format 'json': {error}") from error
 
@@ -296,8 +293,3 @@ class JsonRows:
             return line.decode(codec)
         except UnicodeDecodeError:
             return None
-
-    def _kind(self, field: pa.Field) -> pa.DataType:
-        from pyspark.sql.pandas.types import from_arrow_type
-
-        return arrow_type(from_arrow_type(field.type).jsonValue())

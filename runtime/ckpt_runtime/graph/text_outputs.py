@@ -70,7 +70,6 @@ class TextOutput:
         return b"" if self._header is None else self._bytes(self._header)
 
     def rows(self, rows: pa.Table) -> bytes:
-        """The lines of rows."""
         if self._line is None:
             return self._bytes(pc.fill_null(rows.column(0), ""))
         return self._bytes(_lines(rows, self._stored, self._line))

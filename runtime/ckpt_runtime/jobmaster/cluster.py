@@ -85,13 +85,9 @@ class Cluster:
         keep_templates()
 
     async def lead(self, rest_url: str, application_id: str, token: str | None = None) -> None:
-        """With high availability, waits until this driver leads and recovers all jobs; otherwise does nothing.
-
-        If the leader that it waits for was asked to end the cluster, this driver shuts down, too.
-
-        ``token`` is the secret shared with the clients of ``rest_url``: it proves to them that the leader published
-        this address.
-        Raises StorageError when the directory cannot be used.
+        """With high availability, waits until this driver leads and recovers all jobs; otherwise does nothing. If the
+        leader that it waits for was asked to end the cluster, this driver shuts down, too. ``token``, a secret that the
+        clients of ``rest_url`` share, proves to them who published it. Raises StorageError for an unusable directory.
         """
         place = self._settings.high_availability
         if place is None:

@@ -73,11 +73,8 @@ class OptionChange:
 
 
 def differences(before: Configuration, after: Configuration) -> tuple[OptionChange, ...]:
-    """Returns options whose values differ in meaning, by key. Values must be valid.
-
-    ``10s`` and ``10000ms`` are equal. Not giving an option differs from giving its default, since the cluster may set
-    another value, except for options with ``default_equals_absence``.
-    """
+    """The options whose values differ in meaning, by key; values must be valid. An option that is not given differs
+    from one with its default, which the cluster may override, except for options with ``default_equals_absence``."""
     changes = (OptionChange(key, before.get_text(key), after.get_text(key)) for key in {*before, *after})
     return tuple(sorted((change for change in changes if _differs(change)), key=lambda change: change.key))
 
@@ -124,10 +121,7 @@ def not_allowed(changes: Iterable[OptionChange], allow_list: Iterable[str]) -> t
 
 
 def with_kept_secrets(given: Configuration, present: Configuration) -> Configuration:
-    """Returns ``given`` with the current value wherever it repeats the masked display of that value.
-
-    Raises :class:`InvalidConfigurationError` for a masked value without a current value.
-    """
+    """Replaces masked displays in ``given`` by present values. Raises InvalidConfigurationError if there is none."""
     kept: dict[str, str | None] = {}
     problems = []
     for key, text in given.items():
@@ -153,12 +147,8 @@ class ConfigurationUpdates:
         self._in_progress: dict[str, tuple[ConfigurationRequest, asyncio.Task[ConfigChange]]] = {}
 
     async def change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigChange:
-        """Changes a job's configuration. An identical request that arrives in the meantime waits for the same change.
-
-        The change continues if the client disconnects.
-
-        Raises as ``Dispatcher.change_job_config``.
-        """
+        """Changes a job's configuration, also if the client disconnects; an identical request meanwhile joins this
+        change. Raises as ``Dispatcher.change_job_config``."""
         known = self._in_progress.get(job.job_id)
         if known is not None and replace(known[0], by=request.by) == request:
             return await asyncio.shield(known[1])
@@ -188,7 +178,11 @@ class ConfigurationUpdates:
         # The pipeline itself may set an option that the request leaves out: that is known only after planning.
         given_now = [change for change in differences(present.given, wanted) if change.after is not None]
         judge(given_now, self._allow_list)
-        planned, own = await self._planner.plan_again(job.program(), _as_planned(wanted, base.graph))
+        # The number of key groups of existing state cannot change.
+        maxima = {node.uid: vertex.max_parallelism for vertex in base.graph.vertices for node in vertex.operators}
+        planned, own = await self._planner.plan_again(
+            job.program(), wanted.with_values({RESTORED_MAX_PARALLELISM: json.dumps(maxima)})
+        )
         given = _refusing(lambda: with_own_configuration(own, wanted))
         changes = differences(present.given, given)
         if not changes:
@@ -218,10 +212,7 @@ def judge(changes: Sequence[OptionChange], allow_list: Sequence[str]) -> None:
 
 
 def wanted_configuration(present: Configuration, request: ConfigurationRequest) -> Configuration:
-    """The whole requested configuration, after checking each option alone and together with the others.
-
-    Raises ConfigurationRefused.
-    """
+    """The whole requested configuration, checked. Raises ConfigurationRefused."""
     try:
         if request.partial:
             wanted = present.with_values(request.options)
@@ -240,12 +231,6 @@ def _refusing(call: Callable[[], Configuration]) -> Configuration:
         return call()
     except SubmissionFailed as error:
         raise ConfigurationRefused(str(error)) from error
-
-
-def _as_planned(given: Configuration, graph: JobGraph) -> Configuration:
-    """Fixes the max parallelism of each operator: the number of key groups of existing state cannot change."""
-    maxima = {node.uid: vertex.max_parallelism for vertex in graph.vertices for node in vertex.operators}
-    return given.with_values({RESTORED_MAX_PARALLELISM: json.dumps(maxima)})
 
 
 def _graph(planned: JobGraph, present: JobGraph, *, keeps_parallelism: bool) -> JobGraph:

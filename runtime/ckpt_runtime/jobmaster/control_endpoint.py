@@ -69,9 +69,7 @@ class Peer(Generic[R, C]):
         self._writer = writer
 
     def send(self, command: C) -> None:
-        """Queues a command. On a closed connection it is dropped silently, because the listener is notified of the
-        closing.
-        """
+        """Queues a command. On a closed connection it is dropped: the listener is notified of the closing."""
         if not self.closed:
             self._writer.write(framed(command))
 
@@ -166,7 +164,11 @@ class ControlEndpoint:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 if self._tls is not None:
                     await writer.start_tls(self._tls)
-                await self._authenticate(reader, writer)
+                handshake = Handshake(self._secret, "server", ControlConnection.PURPOSE)
+                writer.write(handshake.preface())
+                peer_preface = await reader.readexactly(PREFACE_BYTES)
+                writer.write(handshake.proof(peer_preface))
+                handshake.verify(peer_preface, await reader.readexactly(PROOF_BYTES))
                 registration = FROM_UNREGISTERED.decode(await _receive(reader))
         except (OSError, EOFError, TimeoutError, MalformedMessageError) as error:
             logger.warning("refused a control connection from %s: %s", writer.get_extra_info("peername"), error)
@@ -179,7 +181,12 @@ class ControlEndpoint:
         reason, explained = "the connection was closed", False
         try:
             self._listener.peer_registered(peer)
-            await self._take_messages(peer, reader)
+            decoder = FROM_AGENT if isinstance(peer, AgentPeer) else FROM_WORKER
+            while not peer.closed:
+                body = await _receive(reader)
+                if not peer.closed:
+                    peer.last_heard = time.monotonic()
+                    self._listener.peer_message(peer, decoder.decode(body))
         except EOFError:
             logger.debug("slot %s: a connection was closed", peer.slot)
         except OSError as error:
@@ -195,21 +202,6 @@ class ControlEndpoint:
             was_closed, peer.closed = peer.closed, True
             if not was_closed:
                 self._listener.peer_lost(peer, reason, explained=explained)
-
-    async def _take_messages(self, peer: AnyPeer, reader: asyncio.StreamReader) -> None:
-        decoder = FROM_AGENT if isinstance(peer, AgentPeer) else FROM_WORKER
-        while not peer.closed:
-            body = await _receive(reader)
-            if not peer.closed:
-                peer.last_heard = time.monotonic()
-                self._listener.peer_message(peer, decoder.decode(body))
-
-    async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        handshake = Handshake(self._secret, "server", ControlConnection.PURPOSE)
-        writer.write(handshake.preface())
-        peer_preface = await reader.readexactly(PREFACE_BYTES)
-        writer.write(handshake.proof(peer_preface))
-        handshake.verify(peer_preface, await reader.readexactly(PROOF_BYTES))
 
 
 async def _receive(reader: asyncio.StreamReader) -> bytes:

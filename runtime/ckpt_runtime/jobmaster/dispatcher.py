@@ -143,10 +143,6 @@ class Dispatcher:
 
     # --- high availability
 
-    @property
-    def _store(self) -> HaStore | None:
-        return self._submitter.store
-
     def wait_for(self, leader: LeaderInfo) -> None:
         """Records which other driver leads: errors to callers name it."""
         self.jobs.leader_elsewhere = leader
@@ -224,10 +220,8 @@ class Dispatcher:
         )
 
     async def thread_dump(self, slot_id: str | None) -> tuple[ThreadInfo, ...]:
-        """Dumps the threads of a slot's worker; those of the driver for None.
-
-        Raises :class:`NotFound` for an unknown slot, :class:`NotReady` when the worker does not answer.
-        """
+        """The threads of a slot's worker, or of the driver. Raises NotFound for an unknown slot, NotReady without an
+        answer."""
         return dump_threads() if slot_id is None else (await self._slots.ask(slot_id, DumpThreads, ThreadDump)).threads
 
     async def recent_log(self, slot_id: str | None) -> str:
@@ -253,10 +247,8 @@ class Dispatcher:
     # --- pipelines
 
     async def store_pipeline(self, filename: str, content: AsyncIterator[bytes]) -> StoredPipeline:
-        """Keep an uploaded ``.py`` or ``.zip``. The stored name is the server's; ``filename`` is shown only.
-
-        Raises :class:`InvalidRequest` when the content is not such an archive.
-        """
+        """Keeps an uploaded ``.py`` or ``.zip`` under a name of the server's. Raises :class:`InvalidRequest` for
+        others."""
         try:
             return await self._programs.store(filename, content, wall_clock_ms(), self._pools.planning)
         except (PoolExhaustedError, StorageTimeoutError) as error:
@@ -271,10 +263,8 @@ class Dispatcher:
         self._programs.delete(pipeline_id)
 
     async def hold_pipeline(self, pipeline_id: str, owner: str) -> StoredPipeline:
-        """Keep a pipeline, also for the next driver, until its owner releases it; repeating the call is fine.
-
-        A deleted pipeline is restored from a job that runs it. Raises :class:`PipelineNotFound`.
-        """
+        """Keeps a pipeline, also for the next driver, until its owner releases it; one that was deleted and runs is
+        restored. Raises :class:`PipelineNotFound`."""
         self.jobs.check_leads()
         pools = self._pools
         await self._holds.hold(pipeline_id, owner, wall_clock_ms(), pools.own, pools.planning)
@@ -321,10 +311,7 @@ class Dispatcher:
         return job_id
 
     async def retire_job_id(self, job_id: str) -> None:
-        """Prevent any later start of a job with this id, also by a delayed request; repeating the call is fine.
-
-        Raises ``Conflict`` while a job of this id has not ended.
-        """
+        """Prevents any later start of a job with this id. Raises ``Conflict`` while a job of this id has not ended."""
         self.jobs.check_leads()
         await self._submissions.retire(job_id, self._lives, wall_clock_ms(), self._pools.own)
 
@@ -395,10 +382,8 @@ class Dispatcher:
         return job.executions.vertex_metrics(_vertex(job, vertex_id))
 
     async def task_metrics(self) -> tuple[tuple[MetricSeries, ...], int]:
-        """The metrics of the subtasks of all jobs that have not ended, then those of their operators.
-
-        At most as many values as the configured limit; the number behind them says how many were left out.
-        """
+        """The metrics of subtasks that have not ended, then of their operators, up to the limit; and how many were left
+        out."""
         self.jobs.check_leads()
         jobs = [
             (job.overview(), job.executions) for job in self.jobs.newest_first() if not job.status.is_globally_terminal
@@ -407,10 +392,7 @@ class Dispatcher:
         return limited(series, self._configuration.get(RestOptions.MAX_METRIC_SERIES))
 
     async def sampled_stacks(self, job_id: str, vertex_id: str) -> StackSamples:
-        """Samples for some seconds in which code the subtasks of a vertex spend their time.
-
-        Raises :class:`VertexNotFound`, and :class:`NotReady` when no worker answers.
-        """
+        """Samples what the subtasks of a vertex do. Raises VertexNotFound, and NotReady when no worker answers."""
         job = self.jobs[job_id]
         vertex = _vertex(job, vertex_id)
         return await self._flame_graphs.of(job_id, job.executions.vertex_details(vertex))
@@ -432,7 +414,9 @@ class Dispatcher:
         self._lineages.check(job.overview(), condition)
         if job.status is not JobStatus.CANCELED:
             job.living().cancel(retain=retain)
-        return _retained(job)
+        latest = job.checkpoint_statistics().latest_completed
+        kept = not job.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
+        return latest if kept and latest is not None and not latest.discarded else None
 
     async def update_resource_requirements(
         self, job_id: str, bounds: Mapping[str, ParallelismBounds], condition: Precondition = ANY_JOB
@@ -520,8 +504,8 @@ class Dispatcher:
         return self._operations.start(operation, None, trigger_id, dispose)
 
     def _dispose(self, path: str, written: tuple[str, ...], ended: frozenset[str]) -> None:
-        if self._store is not None:
-            self._store.fence()
+        if self._submitter.store is not None:
+            self._submitter.store.fence()
         dispose_of_snapshot(path, self._submitter.cluster, written, ended)
 
     # --- the savepoint catalogue
@@ -575,13 +559,6 @@ class Dispatcher:
         """Raises :class:`OperationNotFound`, also for the right trigger id with the wrong job id."""
         self.jobs.check_leads()
         return self._operations.status(kind, job_id, trigger_id)
-
-
-def _retained(job: JobMaster | EndedJob) -> CheckpointStats | None:
-    """The checkpoint to resume from, if it is retained when the job is cancelled."""
-    latest = job.checkpoint_statistics().latest_completed
-    kept = not job.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
-    return latest if kept and latest is not None and not latest.discarded else None
 
 
 async def _fail(error: StorageError) -> OperationStatus:

@@ -71,23 +71,19 @@ class EventLog:
             raise ValueError(f"capacity must be >= 1, is {capacity}")
         self.session_id = session_id
         self._ring: deque[SessionEvent] = deque(maxlen=capacity)
-        self._newest = 0
+        self.newest = 0
+        """The number of the last event, 0 before the first."""
         self._wakes: set[Callable[[], None]] = set()
 
-    @property
-    def newest(self) -> int:
-        """The number of the last event, 0 before the first."""
-        return self._newest
-
     def publish(self, kind: EventType, job_id: str | None, data: Mapping[str, Any]) -> None:
-        self._newest += 1
-        self._ring.append(SessionEvent(self._newest, kind, job_id, data))
+        self.newest += 1
+        self._ring.append(SessionEvent(self.newest, kind, job_id, data))
         for wake in tuple(self._wakes):
             wake()
 
     def after(self, number: int) -> list[SessionEvent]:
         """The events after number ``number``, at most one batch. Raises EventsMissedError."""
-        first = number + len(self._ring) - self._newest
+        first = number + len(self._ring) - self.newest
         if not 0 <= first <= len(self._ring):
             raise EventsMissedError(f"event {number + 1} is no longer kept")
         return [self._ring[place] for place in range(first, min(first + BATCH, len(self._ring)))]
@@ -199,7 +195,9 @@ class JobAnnouncer:
                 restored = None if output.restored is None else output.restored.checkpoint_id
                 self._tell(EventType.DEPLOYMENT, attempt=output.attempt, restored_checkpoint=restored)
             case RecordFailure():
-                self._tell(EventType.FAILURE, **_failure(output))
+                execution = output.execution
+                task = None if execution is None else {"vertex": execution.vertex_id, "subtask": execution.subtask}
+                self._tell(EventType.FAILURE, cause=_cause(output.cause), task=task, concurrent=output.concurrent)
 
     # --- what has changed in the core
 
@@ -287,9 +285,3 @@ def _short(text: str) -> str:
 
 def _cause(cause: FailureInfo | None) -> dict[str, str] | None:
     return None if cause is None else {"exception": cause.exception, "message": _short(cause.message)}
-
-
-def _failure(failure: RecordFailure) -> dict[str, Any]:
-    execution = failure.execution
-    task = None if execution is None else {"vertex": execution.vertex_id, "subtask": execution.subtask}
-    return {"cause": _cause(failure.cause), "task": task, "concurrent": failure.concurrent}

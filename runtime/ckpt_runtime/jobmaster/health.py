@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointStatsStatus
-from ckpt_runtime.contract.jobs import Backpressure
+from ckpt_runtime.contract.jobs import Backpressure, BackpressureHealth, CheckpointHealth, JobHealth
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState, JobDetails
 from ckpt_runtime.scheduler.job_status import JobStatus
 
@@ -26,26 +25,6 @@ class HealthVerdict(StrEnum):
     HEALTHY = "HEALTHY"
     DEGRADED = "DEGRADED"
     UNHEALTHY = "UNHEALTHY"
-
-
-@dataclass(frozen=True, slots=True)
-class JobHealth:
-    """``reasons`` is empty only for HEALTHY.
-
-    ``success_rate`` is that of the ``ended`` checkpoints in the history, without savepoints; None if there are none.
-    ``checkpoint_age_ms`` is the time since the end of the last completed one, None if none. ``backpressure`` is the
-    greatest share of time, 0 to 1, that a subtask of ``backpressured_vertex`` could not send.
-    """
-
-    verdict: HealthVerdict
-    reasons: tuple[str, ...]
-    status: JobStatus
-    success_rate: float | None
-    ended: int
-    checkpoint_age_ms: int | None
-    restarts: int
-    backpressure: float
-    backpressured_vertex: str | None
 
 
 def job_health(
@@ -84,16 +63,14 @@ def job_health(
         why = f": {details.status_reason}" if details.status_reason else ""
         found.append((HealthVerdict.UNHEALTHY if failed else HealthVerdict.DEGRADED, f"it is {status.value}{why}"))
     worst = max((verdict for verdict, _ in found), key=list(HealthVerdict).index, default=HealthVerdict.HEALTHY)
+    success_rate = sum(outcomes) / len(outcomes) if outcomes else None
     return JobHealth(
-        worst,
-        tuple(reason for _, reason in found),
-        status,
-        sum(outcomes) / len(outcomes) if outcomes else None,
-        len(outcomes),
-        age,
-        restarts,
-        backpressure,
-        vertex,
+        verdict=worst,
+        reasons=tuple(reason for _, reason in found),
+        state=status,
+        checkpoints=CheckpointHealth(success_rate, len(outcomes), age),
+        restarts=restarts,
+        backpressure=BackpressureHealth(backpressure, vertex),
     )
 
 
@@ -115,9 +92,7 @@ def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:
 
 
 def _of_stalls(details: JobDetails, timeout_ms: int) -> Iterator[tuple[HealthVerdict, str]]:
-    """Finds subtasks in which no row moves although work waits. Subtasks that cannot send are named only if no other
-    subtask is stuck.
-    """
+    """Finds subtasks in which no row moves although work waits; those that cannot send only if there are no others."""
     running = [
         (vertex, subtask)
         for vertex in details.vertices

@@ -33,11 +33,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     ConfigurationRefused,
     Conflict,
     EffectiveCheckpointConfig,
-    ExceptionHistory,
-    ExecutionResult,
     InvalidRequest,
-    JobDetails,
-    JobOverview,
     JobTerminated,
     NotReady,
     OperationStatus,
@@ -50,7 +46,6 @@ from ckpt_runtime.jobmaster.gateway_values import (
 from ckpt_runtime.jobmaster.job_host import LoopHost, Result
 from ckpt_runtime.jobmaster.job_settings import create_restart_strategy, overridden_options, submitted_settings
 from ckpt_runtime.jobmaster.job_shell import JobShell
-from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.planning import RunningProgram
 from ckpt_runtime.jobmaster.request_checks import checkpoint_directory
@@ -96,10 +91,8 @@ _STOP_AGAIN_S = 1.0
 
 
 class JobMaster:
-    """A job from its submission to its result.
-
-    Raises InvalidOptionError or CheckpointConfigurationError for values that cannot be used.
-    """
+    """A job from its submission to its result. Raises InvalidOptionError or CheckpointConfigurationError for unusable
+    values."""
 
     def __init__(
         self,
@@ -128,6 +121,13 @@ class JobMaster:
             announcer,
         )
         self._shell.when_changed = self._limit_time
+        self.view = view = self._shell.view
+        """The job as users see it."""
+        self.overview, self.details, self.result = view.overview, view.details, view.result
+        self.exception_history = view.exception_history
+        self.job_id = submission.job_id
+        self.defaults = submission.defaults
+        """The cluster's options, which the job's own options override."""
         self._stop_in_time = stop
         self._running_since: float | None = None
         self._time_limit: asyncio.Task[None] | None = None
@@ -138,13 +138,8 @@ class JobMaster:
     # --- requests
 
     @property
-    def view(self) -> JobView:
-        """The job as users see it."""
-        return self._shell.view
-
-    @property
     def status(self) -> JobStatus:
-        return self._shell.view.status
+        return self.view.status
 
     @property
     def has_ended(self) -> bool:
@@ -162,10 +157,7 @@ class JobMaster:
         return self._shell.storage.cleaned_up
 
     def prepare_storage(self) -> int:
-        """Makes the job's checkpoint directory, in a pool thread; returns the first checkpoint id of a new job.
-
-        Raises StorageError when the directory cannot be used.
-        """
+        """In a pool thread: makes the directory; returns a new job's first checkpoint id. Raises StorageError."""
         first = self._shell.storage.prepare()
         # Directories of an earlier job of this id may exist: their checkpoint ids are not reused.
         self._ids.advance_to(first)
@@ -187,10 +179,7 @@ class JobMaster:
         self._shell.clean_up_after(status)
 
     def suspend(self, *, fenced: bool = False) -> None:
-        """Ends the tasks because this driver ends; retained checkpoints and savepoints stay.
-
-        ``fenced`` when another driver already leads, so this one must not change anything.
-        """
+        """Ends the tasks because this driver ends; ``fenced``: another one leads, and this one may change nothing."""
         self._shell.tell(LeadershipLost() if fenced else job_on.SuspendRequested())
         self.close()
 
@@ -213,7 +202,15 @@ class JobMaster:
     ) -> OperationStatus:
         """Raises OperationFailure, after which the job continues. ``taken_by`` None makes no catalogue entry."""
         if request.then in (AfterSavepoint.STOP, AfterSavepoint.DRAIN):
-            return await self._stop_with_savepoint(request, taken_by)
+            # An identical request while the stop is in progress joins it, regardless of its requester.
+            wanted = (request.directory, request.format, request.then)
+            stopping = self._stopping.get(wanted)
+            if stopping is None:
+                stopping = self._stopping[wanted] = self._loop.create_task(self._stop(request, taken_by))
+                stopping.add_done_callback(lambda _: self._stopping.pop(wanted))
+                # Its client may have disconnected, and asyncio logs an error that is never retrieved.
+                stopping.add_done_callback(lambda done: done.cancelled() or done.exception())
+            return await asyncio.shield(stopping)
         properties = CheckpointProperties(CheckpointType.SAVEPOINT, request.format)
         cancels = request.then is AfterSavepoint.CANCEL
         done = await self._trigger(properties, request.directory, cancels=cancels)
@@ -248,20 +245,6 @@ class JobMaster:
             await self._loop.run_in_executor(self._pools.paths(location), record_savepoint, location, taken_by)
         except (StorageError, ValueError) as error:
             logger.warning("savepoint %s has no entry in the catalogue: %s", location, error)
-
-    async def _stop_with_savepoint(self, request: SavepointRequest, taken_by: SavepointFacts | None) -> OperationStatus:
-        """Completes when all tasks have finished after the savepoint. Raises OperationFailure.
-
-        An identical request while the stop is in progress joins it, regardless of its requester.
-        """
-        wanted = (request.directory, request.format, request.then)
-        stopping = self._stopping.get(wanted)
-        if stopping is None:
-            stopping = self._stopping[wanted] = self._loop.create_task(self._stop(request, taken_by))
-            stopping.add_done_callback(lambda _: self._stopping.pop(wanted))
-            # Its client may have disconnected, and asyncio logs an error that is never retrieved.
-            stopping.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(stopping)
 
     async def _stop(self, request: SavepointRequest, taken_by: SavepointFacts | None) -> OperationStatus:
         request_id = uuid.uuid4().hex
@@ -324,18 +307,9 @@ class JobMaster:
     # --- its configuration (FLIP-530)
 
     @property
-    def job_id(self) -> str:
-        return self._submission.job_id
-
-    @property
     def accepted_plan(self) -> JobPlan:
         """The plan that was accepted last and that the next deployment runs."""
         return self._shell.core.accepted_plan
-
-    @property
-    def defaults(self) -> Configuration:
-        """The cluster's options, which the job's own options override."""
-        return self._submission.defaults
 
     @property
     def overrides(self) -> CheckpointOverrides:
@@ -378,10 +352,7 @@ class JobMaster:
     async def change_configuration(
         self, plan: JobPlan, base: JobPlan, strategy: RestartStrategy | None, *, restarts: bool
     ) -> None:
-        """Persists, applies, and returns when a needed restart has begun. See ``ConfigurationRequested``.
-
-        Raises as ``Dispatcher.change_job_config``.
-        """
+        """Persists, applies, returns when a needed restart has begun. Raises as ``Dispatcher.change_job_config``."""
         answer = await self._change(ConfigurationRequested(uuid.uuid4().hex, plan, base, restarts, strategy))
         match answer.outcome:
             case ChangeOutcome.BUSY:
@@ -478,27 +449,13 @@ class JobMaster:
     def executions(self) -> ExecutionGraph:
         return self.view.executions
 
-    def overview(self) -> JobOverview:
-        return self.view.overview()
-
-    def details(self) -> JobDetails:
-        return self.view.details()
-
     def config_info(self) -> JobConfig:
         core = self._shell.core
         return self.view.config_info(core.accepted_plan, core.plan.own.version, overridden_options(core.overrides))
 
-    def exception_history(self, limit: int) -> ExceptionHistory:
-        return self.view.exception_history(limit)
-
-    def result(self) -> ExecutionResult:
-        return self.view.result()
-
     async def processed_all(self, since: int | None) -> tuple[int, bool]:
-        """Takes a checkpoint. Returns its id, and whether all data that existed at an earlier one is committed by now.
-
-        Raises OperationFailure, also while the job does not run.
-        """
+        """Takes a checkpoint; returns its id, and whether what existed at an earlier one is committed. Raises
+        OperationFailure."""
         taken = (await self._trigger(CheckpointProperties(), None)).checkpoint_id
         return taken, since is not None and self._shell.progress.has_processed_all(since)
 
@@ -525,10 +482,8 @@ class JobMaster:
 def create_job_core(
     submission: JobSubmission, ids: CheckpointIdCounter, on_checkpoint: Callable[[CheckpointStats], None] | None = None
 ) -> JobCore:
-    """Creates the core of a new job, or of one that this driver recovers.
-
-    Raises InvalidOptionError or CheckpointConfigurationError for values that cannot be used.
-    """
+    """The core of a new or recovered job. Raises InvalidOptionError or CheckpointConfigurationError for unusable
+    values."""
     configuration, history = submission.configuration, submission.history
     settings = submitted_settings(configuration, submission.graph.transaction_timeout_ms)
     overrides = CheckpointOverrides.from_document(history.overrides)

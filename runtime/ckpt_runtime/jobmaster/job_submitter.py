@@ -219,7 +219,14 @@ class JobSubmitter:
         except StorageError as error:
             raise _refusal("the checkpoint directory cannot be used", error) from error
         if store is not None:
-            await self._store_job(store, submission, first_checkpoint_id)
+            call = partial(store_job, store, submission.to_stored(first_checkpoint_id), submission.archive)
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._pools.own, call)
+            except StorageTimeoutError as error:
+                message = f"it is unknown whether job {submission.job_id} is stored; if it is, the next driver runs it"
+                raise NotReady(f"{message}: {error}") from error
+            except StorageError as error:
+                raise NotReady(f"the job could not be stored: {error}") from error
         return job
 
     async def _claimed(self, submission: JobSubmission) -> JobSubmission:
@@ -251,16 +258,6 @@ class JobSubmitter:
     def cluster(self) -> str:
         """The cluster's name in claims."""
         return f"{SESSION_PREFIX}{self._session}" if self.store is None else self.store.root.url
-
-    async def _store_job(self, store: HaStore, submission: JobSubmission, first_checkpoint_id: int) -> None:
-        call = partial(store_job, store, submission.to_stored(first_checkpoint_id), submission.archive)
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._pools.own, call)
-        except StorageTimeoutError as error:
-            message = f"it is unknown whether job {submission.job_id} is stored; if it is, the next driver runs it"
-            raise NotReady(f"{message}: {error}") from error
-        except StorageError as error:
-            raise NotReady(f"the job could not be stored: {error}") from error
 
     @property
     def default_checkpoint_directory(self) -> str:

@@ -233,10 +233,7 @@ class JobView(ShownJob):
 
 
 class KeptFailures:
-    """Stores the failures that a job's view shows, for a later driver; one write at a time.
-
-    A write that fails is tried again with the next failure.
-    """
+    """Stores the failures that a view shows, one write at a time; the next failure repeats a write that failed."""
 
     def __init__(self, job_id: str, view: JobView, record: JobRecord, host: JobHost) -> None:
         self._job_id = job_id

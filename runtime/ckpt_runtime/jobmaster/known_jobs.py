@@ -63,10 +63,7 @@ _PERMANENT = (NotFoundError, *_LASTING)
 
 
 class RecoveryError(RuntimeError):
-    """A job cannot be recovered now; its message names the file and the problem.
-
-    ``may_pass``: no file is proven damaged, so that a retry may help.
-    """
+    """Names the file that prevents a recovery, and the problem. ``may_pass``: no damage is proven; a retry may help."""
 
     def __init__(self, message: str, *, may_pass: bool) -> None:
         super().__init__(message)
@@ -107,7 +104,10 @@ def find_jobs(store: HaStore, cluster: Configuration, read: SnapshotReader | Non
     ended = {job.job_id: job for job in found}
     for job_id in left:
         if job_id in retired and job_id not in ended:
-            _drop(store, job_id)
+            # It was stored after its id was retired, so its submission was never acknowledged.
+            logger.warning("job %s is not run: its id was retired before it was stored", job_id)
+            with suppress(StorageError):  # the next driver tries again
+                store.jobs.remove(job_id)
         elif job_id not in clean:
             result = ended[job_id].result if job_id in ended else None
             job = ended[job_id] = find_job(store, job_id, cluster, result, read or read_snapshot)
@@ -115,13 +115,6 @@ def find_jobs(store: HaStore, cluster: Configuration, read: SnapshotReader | Non
         if job.job_id not in clean and ended[job.job_id] is job:  # only the note of the pending clean-up is left
             DurableRecord(store, job.job_id).forget()
     return list(ended.values())
-
-
-def _drop(store: HaStore, job_id: str) -> None:
-    """Drops a job that was stored after its id was retired: its submission was never acknowledged."""
-    logger.warning("job %s is not run: its id was retired before it was stored", job_id)
-    with suppress(StorageError):  # the next driver tries again
-        store.jobs.remove(job_id)
 
 
 def _ended(store: HaStore, job_id: str) -> FoundJob:
@@ -475,28 +468,25 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
 
     def _take_over_job(self, found: FoundJob) -> None:
         try:
-            self._recover_found(found)
+            if found.failure is not None:
+                self._orphaned[found.job_id] = found.failure
+            request = None
+            if found.result is not None:
+                ended = self[found.job_id] = EndedJob(found.result)
+                request = ended.request
+                if found.submission is not None:
+                    self._finish_clean_up(found.submission, ended)
+            elif found.submission is not None:
+                request = found.submission.request
+                submission = replace(found.submission, ended_jobs=self.ended_before(found.submission.savepoint))
+                job = self[found.job_id] = self.create(submission)
+                job.start()
+            if request is not None:
+                self._submissions.remember(found.job_id, request)
         # One broken stored job must not prevent the recovery of the others.
         except (ConfigurationError, KeyError, TypeError, ValueError) as error:
             logger.exception("job %s cannot be recovered", found.job_id)
             self._orphaned[found.job_id] = f"{type(error).__name__}: {error}"
-
-    def _recover_found(self, found: FoundJob) -> None:
-        if found.failure is not None:
-            self._orphaned[found.job_id] = found.failure
-        request = None
-        if found.result is not None:
-            ended = self[found.job_id] = EndedJob(found.result)
-            request = ended.request
-            if found.submission is not None:
-                self._finish_clean_up(found.submission, ended)
-        elif found.submission is not None:
-            request = found.submission.request
-            submission = replace(found.submission, ended_jobs=self.ended_before(found.submission.savepoint))
-            job = self[found.job_id] = self.create(submission)
-            job.start()
-        if request is not None:
-            self._submissions.remember(found.job_id, request)
 
     def _finish_clean_up(self, submission: JobSubmission, ended: EndedJob) -> None:
         """Finishes the clean-up after the job's end, before whose completion its driver died."""

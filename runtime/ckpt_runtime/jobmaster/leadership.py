@@ -111,10 +111,7 @@ class Leadership:
         return 0 if self._info is None else self._info.epoch
 
     def fence(self) -> None:
-        """Raises NotLeaderError when this driver does not lead, StorageError while this is uncertain.
-
-        Reads storage; for pool threads.
-        """
+        """For pool threads. Raises NotLeaderError unless this driver leads, StorageError while that is uncertain."""
         info = self._info
         if info is None or self._lost:
             raise NotLeaderError("this driver is not the leader", "")
@@ -194,22 +191,17 @@ class Leadership:
         present = self._store.current()
         return (None, Lease(0, 0)) if present is None else (present, self._store.lease(present.epoch))
 
-    def _renewal_timeout_s(self, begun: float) -> float:
-        """How long a renewal may take, in seconds.
-
-        After a suspension of the process there may still be no successor. The renewal gets a whole lease time then,
-        since the machine is probably slow: the fence is closed until then, and the renewal looks for a successor.
-        """
-        left = self._own.valid_until - begun
-        return left if left > self._lease_timeout_s / 5 else self._lease_timeout_s
-
     async def _renew(self, info: LeaderInfo, on_lost: Callable[[], None]) -> None:
         sequence = 0
         while True:
             sequence += 1
             begun = time.monotonic()
             try:
-                async with asyncio.timeout(self._renewal_timeout_s(begun)):
+                # After a suspension of the process there may still be no successor. The renewal gets a whole lease time
+                # then, since the machine is probably slow: the fence is closed until then, and the renewal looks for a
+                # successor.
+                left = self._own.valid_until - begun
+                async with asyncio.timeout(left if left > self._lease_timeout_s / 5 else self._lease_timeout_s):
                     await self._in_pool(partial(self._store.renew, info, sequence))
                 self._own.renewed(begun)
             except NotLeaderError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -178,7 +178,16 @@ class Lineages:
         self._check_name(job_id, same_name, condition)
         directory = submission.configuration.get(CheckpointingOptions.CONTINUE_IN)
         if directory is not None:
-            self._check_directory(job_id, directory)
+            place = resolve(directory)
+            for living in self._known.references():
+                if living.job_id == job_id or living.checkpoints is None:
+                    continue
+                if resolve(living.checkpoints).parent == place:
+                    raise Conflict(
+                        f"Job {living.job_id}, which is {living.state}, also continues in {directory}, in which only "
+                        "one job may be active. Wait for its end or cancel it, or give each query its own "
+                        "checkpointLocation"
+                    )
         self._check_start(lineage, job_id, condition)
         earlier = [job.lineage.incarnation for job in self._known.of_lineage(lineage) if job.lineage is not None]
         first = 1 if lineage == job_id else 2
@@ -203,18 +212,6 @@ class Lineages:
             held = None if job.lineage is None else self.held(job.lineage.id)
             if held is not None and held.owner != condition.owner:
                 raise LineageHeld(held)
-
-    def _check_directory(self, job_id: str, directory: str) -> None:
-        """Checks that no other job writes its checkpoints where the runs of the new job's program continue."""
-        place = resolve(directory)
-        for living in self._known.references():
-            if living.job_id == job_id or living.checkpoints is None:
-                continue
-            if resolve(living.checkpoints).parent == place:
-                raise Conflict(
-                    f"Job {living.job_id}, which is {living.state}, also continues in {directory}, in which only one "
-                    "job may be active. Wait for its end or cancel it, or give each query its own checkpointLocation"
-                )
 
     def _check_start(self, lineage: str, job_id: str, condition: Precondition) -> None:
         self._known.check_recovered(lineage)
@@ -244,7 +241,9 @@ class Lineages:
             raise LineageHeld(held)
         if request.owner in self._over:
             raise LineageNotHeld(request.owner)
-        self._check_latest(job, place.id, (job.job_id, *request.own_jobs))
+        latest = next(iter(self._known.of_lineage(place.id)), None)
+        if latest is not None and latest.job_id not in (job.job_id, *request.own_jobs):
+            raise NotTheLatest(job.job_id, latest, f"job {job.job_id}")
         if held is None and self.stopping[job.job_id]:
             raise JobIsBeingStopped(job.job_id)
         begun = held or HeldUpgrade(request.owner, job.job_id, now, now)
@@ -257,11 +256,6 @@ class Lineages:
         self._held[place.id] = changed
         await self._write(place.id)
         return changed
-
-    def _check_latest(self, job: JobOverview, lineage: str, allowed: Collection[str]) -> None:
-        latest = next(iter(self._known.of_lineage(lineage)), None)
-        if latest is not None and latest.job_id not in allowed:
-            raise NotTheLatest(job.job_id, latest, f"job {job.job_id}")
 
     async def release(self, job: JobOverview, owner: str | None) -> None:
         """Ends an upgrade; without ``owner``, that of any owner. Does nothing when none is in progress."""

@@ -111,11 +111,9 @@ async def _run(operation: Callable[[], Awaitable[OperationStatus]]) -> Operation
     except asyncio.CancelledError:
         return _CANCELLED
     except Exception as error:
-        return OperationStatus(True, failure=failure_cause(error))
-
-
-def failure_cause(error: BaseException) -> FailureCause:
-    """An exception as the REST API shows it; the trace begins with the line that clients show."""
-    cause = report_of(error)
-    is_expected = isinstance(error, OperationFailure)
-    return replace(cause, stack_trace=f"{cause.exception}: {cause.message}") if is_expected else cause
+        # The trace begins with the line that clients show.
+        cause = report_of(error)
+        is_expected = isinstance(error, OperationFailure)
+        return OperationStatus(
+            True, failure=replace(cause, stack_trace=f"{cause.exception}: {cause.message}") if is_expected else cause
+        )

@@ -310,7 +310,14 @@ class ProgramHolds:
                 return
             if sum(map(len, self._holds.values())) >= MAX_HOLDS:
                 raise InvalidRequest("owner", owner, f"there are already {MAX_HOLDS} holds; release some")
-            await self._have(program_id, now_ms, planning)
+            try:
+                self._programs.get(program_id)
+            except PipelineNotFound:
+                archive = self._running(program_id)
+                if archive is None:
+                    raise
+                put_back = partial(self._programs.put_back, program_id, archive, now_ms)
+                await asyncio.get_running_loop().run_in_executor(planning, put_back)
             owners = self._holds.setdefault(program_id, {})
             owners[owner] = now_ms  # from now on it is not deleted
             try:
@@ -318,16 +325,6 @@ class ProgramHolds:
             except BaseException:
                 del owners[owner]
                 raise
-
-    async def _have(self, program_id: str, now_ms: int, planning: Executor) -> None:
-        try:
-            self._programs.get(program_id)
-        except PipelineNotFound:
-            archive = self._running(program_id)
-            if archive is None:
-                raise
-            put_back = partial(self._programs.put_back, program_id, archive, now_ms)
-            await asyncio.get_running_loop().run_in_executor(planning, put_back)
 
     async def _keep(self, program_id: str, owner: str, now_ms: int, storage: Executor) -> None:
         store, program = self._store, self._programs.get(program_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
@@ -48,10 +47,7 @@ def given_configuration(request: RunRequest) -> Configuration:
 
 
 def with_own_configuration(own: Configuration, given: Configuration) -> Configuration:
-    """Makes the job's submitted configuration: options of the request override those that the pipeline set.
-
-    Raises SubmissionFailed for options that are incompatible.
-    """
+    """The request's options override those that the pipeline set. Raises SubmissionFailed for incompatible ones."""
     submitted = Configuration.merge(own, given)
     try:
         validate(submitted, OptionScope.JOB)
@@ -189,19 +185,17 @@ def completed_like(request: RunRequest, other: RunRequest) -> RunRequest:
     """Fills entry point, arguments, parallelism and options of a request with ``like_job`` from the other request."""
     if request.like_job is None:
         return request
+    given = set(map(canonical_key, request.configuration))
     return replace(
         request,
         entry_point=request.entry_point or other.entry_point,
         arguments=request.arguments or other.arguments,
         parallelism=request.parallelism if request.parallelism is not None else other.parallelism,
-        configuration=_over(other.configuration, request.configuration),
+        configuration={
+            **{key: value for key, value in other.configuration.items() if canonical_key(key) not in given},
+            **request.configuration,
+        },
     )
-
-
-def _over(below: Mapping[str, str], above: Mapping[str, str]) -> dict[str, str]:
-    """Merges both, without options of ``below`` that ``above`` has in any spelling."""
-    given = set(map(canonical_key, above))
-    return {**{key: value for key, value in below.items() if canonical_key(key) not in given}, **above}
 
 
 def check_target(directory: str) -> None:

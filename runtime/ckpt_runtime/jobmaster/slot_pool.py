@@ -407,7 +407,12 @@ class SlotPool:
             return
         match message:
             case AgentHeartbeat(progress):
-                self._note_progress(slot, progress)
+                # At the fork the figure falls from the template's to that of the new worker: any change counts as
+                # progress.
+                for worker_id, figure in progress.items():
+                    start = slot.starting.get(worker_id)
+                    if start is not None and figure != start.progress:
+                        start.progress, start.progressed_at = figure, self._clock()
             case WorkerExited():
                 self._worker_exited(slot, message)
             case Following():
@@ -619,7 +624,18 @@ class SlotPool:
             # An adopted worker constantly uses a little processor time, which does not count as progress.
             slot.agent.send(Ping(() if slot.adopting is not None else tuple(slot.starting)))
             self._check_heartbeats(slot, now)
-        self._give_up_launches(now)
+        # Spark may have lost their task, or their agent hangs; others are launched if needed.
+        for slot_id, since in list(self._launching.items()):
+            if now - since > self._times.request_timeout_s:
+                logger.warning(
+                    "slot %s is released: its agent has not registered within %g s",
+                    slot_id,
+                    self._times.request_timeout_s,
+                )
+                del self._launching[slot_id]
+                self._ending.add(slot_id)
+                self._provider.cancel(slot_id)
+                self._notify()
         self._end_idle_slots(now)
 
     def _check_heartbeats(self, slot: Slot, now: float) -> None:
@@ -642,27 +658,6 @@ class SlotPool:
                 )
                 slot.agent.send(KillWorker(worker_id))
                 start.progressed_at = now  # The agent reports the worker's end, which starts the next worker.
-
-    def _note_progress(self, slot: Slot, progress: dict[str, int]) -> None:
-        """Takes any change as progress: at the fork the figure falls from the template's to that of the new worker."""
-        for worker_id, figure in progress.items():
-            start = slot.starting.get(worker_id)
-            if start is not None and figure != start.progress:
-                start.progress, start.progressed_at = figure, self._clock()
-
-    def _give_up_launches(self, now: float) -> None:
-        """Gives up slots whose task Spark may have lost or whose agent hangs; others are launched if needed."""
-        for slot_id, since in list(self._launching.items()):
-            if now - since > self._times.request_timeout_s:
-                logger.warning(
-                    "slot %s is released: its agent has not registered within %g s",
-                    slot_id,
-                    self._times.request_timeout_s,
-                )
-                del self._launching[slot_id]
-                self._ending.add(slot_id)
-                self._provider.cancel(slot_id)
-                self._notify()
 
     def _end_idle_slots(self, now: float) -> None:
         """Ends idle slots. While a job waits, no slot is idle: the job gets all slots when the last worker is ready.

@@ -310,10 +310,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """``granted`` and ``refused`` are positions of requests; the others wait for slots that are starting or launched.
-
-    ``launch`` is the number of slots to launch now.
-    """
+    """Positions of ``granted`` and ``refused`` requests; the others wait. ``launch`` slots are to be launched now."""
 
     granted: tuple[int, ...]
     refused: tuple[int, ...]

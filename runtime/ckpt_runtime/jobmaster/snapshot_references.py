@@ -152,7 +152,16 @@ class SnapshotReferences:
         while unknown := {url for job in living() for url in job.urls} - places.keys():
             places |= await self._places(unknown)
         for job in living():
-            _check(path, target, job, places, action)
+            if not job.is_known:
+                raise SnapshotInUse(
+                    path, job.job_id, job.state, "it is unknown which snapshots that job refers to", action
+                )
+            own = None if job.checkpoints is None else places[job.checkpoints]
+            if own is not None and own.own == target.parent:
+                raise SnapshotInUse(path, job.job_id, job.state, "it is a checkpoint of that job", action)
+            found = (places[url] for url in job.snapshots)
+            if any(place is not None and place.own == target.own for place in found):
+                raise SnapshotInUse(path, job.job_id, job.state, job.reason, action)
         return target
 
     async def _places(self, urls: Iterable[str]) -> dict[str, _Place | None]:
@@ -201,17 +210,6 @@ class SnapshotReferences:
         """Whether a user is deleting the snapshot right now."""
         place = (await self._places([path]))[path]
         return place is not None and place.own in self._disposing
-
-
-def _check(path: str, target: _Place, job: References, places: dict[str, _Place | None], action: str) -> None:
-    if not job.is_known:
-        raise SnapshotInUse(path, job.job_id, job.state, "it is unknown which snapshots that job refers to", action)
-    own = None if job.checkpoints is None else places[job.checkpoints]
-    if own is not None and own.own == target.parent:
-        raise SnapshotInUse(path, job.job_id, job.state, "it is a checkpoint of that job", action)
-    found = (places[url] for url in job.snapshots)
-    if any(place is not None and place.own == target.own for place in found):
-        raise SnapshotInUse(path, job.job_id, job.state, job.reason, action)
 
 
 def _place(url: str) -> _Place:

@@ -142,12 +142,8 @@ class StorageEffects:
         self._ended_before = False
         self._directory_known = False
         self._closed = False
-        self._cleaned_up = False
-
-    @property
-    def cleaned_up(self) -> bool:
+        self.cleaned_up = False
         """Whether the clean-up after the job's end is complete."""
-        return self._cleaned_up
 
     @property
     def directory(self) -> str:
@@ -240,7 +236,7 @@ class StorageEffects:
         if self._claims is not None:
             yield f"release the claims of job {self._job_id}", self._claims.release
         yield f"forget job {self._job_id}", self._record.forget
-        self._cleaned_up = True
+        self.cleaned_up = True
 
     def close(self) -> None:
         """Drops pending deletions; later answers of storage are ignored."""

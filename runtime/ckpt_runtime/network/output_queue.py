@@ -34,18 +34,19 @@ QueuedElement: TypeAlias = "EncodedRows | ControlElement"
 class OutputQueue:
     """The sender should pause when ``capacity`` row buffers are queued; control elements always fit."""
 
-    __slots__ = ("_added", "_capacity", "_queue", "_taken")
+    __slots__ = ("_added", "_capacity", "_queue", "taken")
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._queue: deque[QueuedElement] = deque()
         # Two counters, each written by one thread, so that their difference needs no lock.
         self._added = 0
-        self._taken = 0
+        self.taken = 0
+        """Row buffers taken so far."""
 
     @property
     def has_room(self) -> bool:
-        return self._added - self._taken < self._capacity
+        return self._added - self.taken < self._capacity
 
     @property
     def is_empty(self) -> bool:
@@ -92,17 +93,12 @@ class OutputQueue:
                 if credit.available == 0:
                     return
                 credit.spend()
-                self._taken += 1
+                self.taken += 1
             yield self._queue.popleft()
 
     def was_full(self, taken: int) -> bool:
         """Whether the queue had no room before the last ``taken`` buffers were taken."""
-        return taken > 0 and self._added - self._taken + taken >= self._capacity
-
-    @property
-    def taken(self) -> int:
-        """Row buffers taken so far."""
-        return self._taken
+        return taken > 0 and self._added - self.taken + taken >= self._capacity
 
     def _place(
         self, queued: list[QueuedElement], barrier: CheckpointBarrier, end: int, limit: int | None

@@ -209,7 +209,13 @@ class DataTransport:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._accept_again_at: float | None = None
         tls = internal_context(secret, "server")
-        self._incoming = IncomingHandshakes(self._selector, secret, _PURPOSE, self._welcome, tls)
+        self._incoming = IncomingHandshakes(
+            self._selector,
+            secret,
+            _PURPOSE,
+            lambda accepted, peer: self._add(DataConnection(self, accepted, peer)),
+            tls,
+        )
         self._selector.register(self._wake_receive, selectors.EVENT_READ, self._drain_wake)
         self._connections: set[DataConnection] = set()
         self._dialled: dict[Address, DataConnection] = {}
@@ -370,15 +376,6 @@ class DataTransport:
             return
         self._incoming.add(plain, f"{peer[0]}:{peer[1]}")
 
-    def _welcome(self, accepted: AnySocket, peer: str) -> None:
-        self._add(DataConnection(self, accepted, peer))
-
-    def _maintain_listener(self) -> None:
-        self._incoming.expire()
-        if self._accept_again_at is not None and self._accept_again_at <= time.monotonic():
-            self._accept_again_at = None
-            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-
     def _drain_wake(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._wake_receive, 4096)
@@ -394,7 +391,10 @@ class DataTransport:
             pause = 1.0 if self._accept_again_at is None else ACCEPT_PAUSE_S
             events = self._selector.select(0 if self._notified or self._tasks else pause)
             self._sleeping = False
-            self._maintain_listener()
+            self._incoming.expire()
+            if self._accept_again_at is not None and self._accept_again_at <= time.monotonic():
+                self._accept_again_at = None
+                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
             for key, mask in events:
                 if isinstance(key.data, DataConnection):
                     self._serve(key.data, mask)

@@ -24,7 +24,7 @@ from ckpt_runtime.operators.stateful_processor import OUTPUT_ROWS, StatefulProce
 from ckpt_runtime.processors import ArrowStatefulProcessor, ProcessorSchemas
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.backend import KeyedStateBackend
-from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, plain
+from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, in_type
 from ckpt_runtime.state.kernels.group_kernels import number_groups
 from ckpt_runtime.state.kernels.hash_kernels import order_by_group
 from ckpt_runtime.state.states import RowBufferSpec
@@ -206,12 +206,12 @@ class ArrowProcessorOperator(StatefulProcessorOperator):
     def _handle_rows(self, batch: pa.RecordBatch, timer_values: TimerValues) -> None:
         if not batch.num_rows:
             return
-        columns = [_in_type(normal_key(batch.column(field.name)), field.type) for field in self._schemas.key]
+        columns = [in_type(normal_key(batch.column(field.name)), field.type) for field in self._schemas.key]
         keys = self._state.keys_of(columns)
         firsts = pa.array(keys.firsts)
         distinct = [column.take(firsts) for column in columns]
         rows, offsets = keys.adjacent(batch.select(self._schemas.input.names))
-        arrays = [_in_type(column, field.type) for column, field in zip(rows, self._schemas.input, strict=True)]
+        arrays = [in_type(column, field.type) for column, field in zip(rows, self._schemas.input, strict=True)]
         table = pa.Table.from_arrays(arrays, schema=self._schemas.input)
         given = self._state.taken(distinct, keys.slots)
         with self._user_code("handleBatch", None):
@@ -255,7 +255,3 @@ class ArrowProcessorOperator(StatefulProcessorOperator):
                 slots = self._state.keys_of(keys).slots
                 self._next_timer = min(self._next_timer, self._state.put(keys, slots, kept))
             self._collect(output)
-
-
-def _in_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    return column if column.type == kind else plain(column).cast(kind)

@@ -97,26 +97,22 @@ class BadRows:
             configuration.get(ExecutionOptions.BAD_ROWS_MODE),
             configuration.get(ExecutionOptions.BAD_ROWS_DIRECTORY),
         )
-        match mode:
-            case BadRowsMode.DROP:
-                return cls(context, None, caught)
-            case BadRowsMode.DEAD_LETTER if drill:
-                return cls(context, None, caught)
-            case BadRowsMode.DEAD_LETTER:
-                return cls(context, resolve(directory or ""), caught)
-        return None
+        if mode not in (BadRowsMode.DROP, BadRowsMode.DEAD_LETTER):
+            return None
+        kept = mode is BadRowsMode.DEAD_LETTER and not drill
+        return cls(context, resolve(directory or "") if kept else None, caught)
 
     def left_out(
         self, batch: pa.RecordBatch, compute: Callable[[pa.RecordBatch], T]
     ) -> Iterator[tuple[pa.RecordBatch, T]]:
         """Yields the good rows in parts, in their order, with the values computed from them."""
-
-        def of_range(first: int, last: int) -> tuple[pa.RecordBatch, T]:
-            part = batch.slice(first, last - first)
-            return part, compute(part)
-
-        for _, _, result in self.good_ranges(0, batch.num_rows, of_range, lambda at: batch.slice(at, 1)):
-            yield result
+        for first, last, result in self.good_ranges(
+            0,
+            batch.num_rows,
+            lambda first, last: compute(batch.slice(first, last - first)),
+            lambda at: batch.slice(at, 1),
+        ):
+            yield batch.slice(first, last - first), result
 
     def good_ranges(
         self, first: int, last: int, compute: Callable[[int, int], T], row: Callable[[int], pa.RecordBatch]

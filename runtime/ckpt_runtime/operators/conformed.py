@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from ckpt_runtime.operators.errors import OutputSchemaError, output_schema_error
-from ckpt_runtime.state.columns import plain
+from ckpt_runtime.state.columns import in_type
 
 
 def conformed(batch: pa.RecordBatch, schema: pa.Schema, uid: str) -> pa.RecordBatch:
@@ -15,10 +15,7 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema, uid: str) -> pa.RecordBa
     if batch.schema is schema or batch.schema.equals(schema):
         return batch
     try:
-        arrays = [
-            column if column.type == field.type else plain(column).cast(field.type)
-            for column, field in zip(batch.columns, schema, strict=True)
-        ]
+        arrays = [in_type(column, field.type) for column, field in zip(batch.columns, schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     except (pa.ArrowException, ValueError) as error:
         raise output_schema_error(uid, batch.schema, schema) from error
@@ -38,10 +35,7 @@ def conformed_result(batch: pa.RecordBatch, schema: pa.Schema, uid: str) -> pa.R
     if not fits or not all(_same_values(column.type, field.type) for column, field in zip(batch, schema, strict=True)):
         raise output_schema_error(uid, batch.schema, schema)
     try:
-        arrays = [
-            column if column.type == field.type else _cast(column, field.type)
-            for column, field in zip(batch, schema, strict=True)
-        ]
+        arrays = [in_type(column, field.type) for column, field in zip(batch, schema, strict=True)]
     except pa.ArrowException as error:
         raise output_schema_error(uid, batch.schema, schema) from error
     for column, field in zip(arrays, schema, strict=True):
@@ -50,10 +44,6 @@ def conformed_result(batch: pa.RecordBatch, schema: pa.Schema, uid: str) -> pa.R
                 f"operator {uid!r} returned null in column {field.name!r}, which is declared not null"
             )
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    return plain(column).cast(kind)
 
 
 _FORMS: tuple[tuple[Callable[[pa.DataType], bool], ...], ...] = (

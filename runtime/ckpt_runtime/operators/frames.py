@@ -8,7 +8,7 @@ only when it is used.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
 from ckpt_runtime.operators.processor_states import KeyCursor
-from ckpt_runtime.operators.rows import RowGroups, adjacent
+from ckpt_runtime.operators.rows import RowGroups
 from ckpt_runtime.state.columns import plain
 from ckpt_runtime.state.states import Key
 
@@ -33,15 +33,6 @@ class FrameGroups(RowGroups):
         super().__init__(keys)
         self._most = most
 
-    def of(self, batch: pa.RecordBatch, prefetch: Callable[[Iterable[Key]], None]) -> Iterator[tuple[Key, list[Any]]]:
-        ids, numbers = self._numbered(batch)
-        prefetch(ids)
-        sizes: Sequence[int] = [1] * len(ids)
-        if len(ids) < len(numbers):
-            batch, counted = adjacent(batch, numbers, len(ids))
-            sizes = counted.tolist()
-        return self._frames(ids, sizes, batch)
-
     def given(self, key: Key) -> Key:
         """Returns the key as user code gets it: with pandas scalars."""
         import pandas as pd
@@ -53,12 +44,7 @@ class FrameGroups(RowGroups):
 
         return tuple(map(scalar, key))
 
-    def _all_columns(
-        self, ids: dict[Key, int], sizes: list[int], batch: pa.RecordBatch
-    ) -> Iterator[tuple[Key, list[Any]]]:
-        return self._frames(ids, sizes, batch)
-
-    def _frames(
+    def _grouped(
         self, ids: Iterable[Key], sizes: Iterable[int], batch: pa.RecordBatch
     ) -> Iterator[tuple[Key, list[Any]]]:
         import pandas as pd
@@ -72,14 +58,14 @@ class FrameGroups(RowGroups):
         uniform = _uniform(whole, arrays)
         if uniform is not None:
             start = 0
-            for key, size in zip(ids, sizes, strict=True):
+            for key, size in zip(ids, sizes, strict=False):
                 end = start + size
                 starts = range(start, end, most)
                 yield key, [_part(uniform, first, min(first + most, end)) for first in starts]
                 start = end
             return
         rows = whole.itertuples(index=False, name=None)
-        for key, size in zip(ids, sizes, strict=True):
+        for key, size in zip(ids, sizes, strict=False):
             mine = list(islice(rows, size))
             pieces = [mine[start : start + most] for start in range(0, size, most)]
             yield key, [pd.DataFrame(piece, columns=names) for piece in pieces]

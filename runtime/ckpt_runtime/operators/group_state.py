@@ -101,7 +101,6 @@ class GroupStateOperator(Operator):
         return int(batch.num_rows)
 
     def add_waiting(self) -> None:
-        """Adds the buffered rows."""
         waiting, self._waiting = self._waiting, []
         self._rows_waiting, self._next_affected = 0, NEVER
         forms: dict[tuple[str, ...], list[pa.RecordBatch]] = {}

@@ -119,7 +119,6 @@ class GroupOperator(GroupStateOperator):
             self._emit([*grouped, *stored])
 
     def _emit(self, columns: list[pa.Array]) -> None:
-        """Emits the results of stored columns."""
         start = len(self._spec.session or ()) + len(self._keys)
         arrays = [*columns[:start], *self._aggregates.results(columns[start:])]
         if REMOVED in self._output_schema.names:
@@ -196,7 +195,6 @@ class GroupAggregates:
         return self.combined(groups, self._nothing_stored, new)
 
     def results(self, stored: list[pa.Array]) -> list[pa.Array]:
-        """The results of stored columns."""
         arrays: list[pa.Array] = []
         start = 0
         for each in self._aggregates:

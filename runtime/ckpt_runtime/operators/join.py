@@ -22,7 +22,7 @@ from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
-from ckpt_runtime.expressions.nodes import Column, Expression, rewritten
+from ckpt_runtime.expressions.nodes import Expression, moved
 from ckpt_runtime.frontend.generators import columns_of
 from ckpt_runtime.graph.output_schemas import join_bounds, join_output_schema, shared_join_keys
 from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
@@ -99,7 +99,9 @@ class JoinOperator(LeavesOutBadRows):
         self._semi = spec.how == "left_semi"
         self._watermark = self._watermark_to_keep = 0
         lower, upper = spec.within_ms or (0, 0)
-        self._held_back_ms = max(0, *(bound for bound in (-lower, upper) if bound < NO_BOUND_US // 1000))
+        kept = [each // 1000 for each in spec.kept_us]
+        bounds = ((-lower, kept[0]), (upper, kept[1]))
+        self._held_back_ms = max(0, *(bound + more for bound, more in bounds if bound < NO_BOUND_US // 1000))
         self._condition = None if spec.condition is None else _PairCondition(spec.condition, spec)
 
     def open(self, context: OperatorContext, output: Output) -> None:
@@ -275,12 +277,7 @@ class _PairCondition:
         width = len(spec.left.schema)
         places = sorted(columns_of([condition]))
         self.needed = ([at for at in places if at < width], [at - width for at in places if at >= width])
-        self._holds = compile_expression(
-            rewritten(
-                condition,
-                lambda node: Column(places.index(node.index), node.type) if isinstance(node, Column) else None,
-            )
-        )
+        self._holds = compile_expression(moved(condition, places.index))
 
     def holds(self, pairs: Frame) -> AnyArray:
         """Whether the condition is true, for pairs of the needed columns of both sides."""
@@ -297,6 +294,7 @@ class _Side:
         self.number = number
         self.outer = outer
         self.bounds = (0, 0)
+        self._kept = 0
         late_by = self.spec.late_by or self.spec.event_time
         self.late_rows = None if late_by is None else LateRows(late_by)
         self.match_columns = list(self.spec.keys)
@@ -309,6 +307,7 @@ class _Side:
             self.bounds = (lower, upper) if number == LEFT else (-upper, -lower)
             self.match_columns.append(event_time)
             self._unit = self.spec.schema.field(event_time).type.unit
+            self._kept = in_unit(spec.kept_us[1 - number], self._unit) // 1000
         keeps_matched = spec.how != "left_semi" or number == RIGHT
         self.buffer_spec = RowBufferSpec(
             STATE_NAMES[number], self.spec.schema, self.spec.keys, event_time, keeps_matched
@@ -320,10 +319,10 @@ class _Side:
         return _NO_TIMES if event_time is None else int64_column(batch.column(event_time)).values
 
     def last_ended(self, watermark_ms: int) -> int:
-        """The latest event time, in its own unit, at which a row can match no row after the watermark."""
+        """The latest event time, in its own unit, whose rows are removed: they match no row after the watermark."""
         if watermark_ms == MAX_WATERMARK:
             return MAX_WATERMARK
-        return min(max(in_unit(watermark_ms, self._unit) - self.bounds[1], _MIN), MAX_WATERMARK)
+        return min(max(in_unit(watermark_ms, self._unit) - self.bounds[1] - self._kept, _MIN), MAX_WATERMARK)
 
 
 def _mask(found: AnyArray) -> pa.Array:

@@ -183,7 +183,7 @@ class HostedMapState(HostedState, MapState):
         self._make_key = user_key_maker(table.user_key_schema)
         self._copy_key = user_key_reader(table.user_key_schema)
         self._copy = row_copier(table.value_schema) or _unchanged
-        self._new_row: Callable[[Value], Row] = partial(tuple.__new__, row_class(table.value_schema.names))
+        self._new_row: Callable[[Value], Row] = partial(tuple.__new__, row_class(tuple(table.value_schema.names)))
 
     def exists(self) -> bool:
         return bool(self._table.exists(self._cursor.require()))

@@ -29,7 +29,7 @@ from ckpt_runtime.operators.conformed import conformed_result
 from ckpt_runtime.operators.errors import UserFunctionError
 from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.operators.task_context import new_task, running
-from ckpt_runtime.state.columns import plain
+from ckpt_runtime.state.columns import in_type
 
 _BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 Convert = Callable[[Any], Any]
@@ -40,12 +40,11 @@ def row_functions(
 ) -> Callable[[int, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Returns a function from batches of arguments to batches of results, a column for each function."""
     from pyspark.sql.conversion import ArrowTableToRowsConversion
-    from pyspark.sql.types import _parse_datatype_json_value
 
     assert isinstance(input_type, dict)
     given = [
         ArrowTableToRowsConversion._create_converter(  # noqa: SLF001 -- PySpark's conversions have no public form
-            _parse_datatype_json_value(field["type"]), none_on_identity=True, binary_as_bytes=True
+            _data_type(field["type"]), none_on_identity=True, binary_as_bytes=True
         )
         for field in input_type["fields"]
     ]
@@ -68,11 +67,9 @@ def row_functions(
 
 def _called(function: PythonFunction) -> Callable[[tuple[Any, ...]], Any]:
     """Returns a function from a row of arguments to the value of the result's column."""
-    from pyspark.sql.types import _parse_datatype_json_value
-
     first, *others = function.chain
     positions, named = function.positions, dict(function.named)
-    type_ = _parse_datatype_json_value(function.type)
+    type_ = _data_type(function.type)
     internal: Convert | None = type_.toInternal if type_.needConversion() else None
     convert = _from_pickle(function.type)
 
@@ -226,10 +223,7 @@ class PythonFunctionsOperator(LeavesOutBadRows):
 
 def in_spark_form(columns: Sequence[pa.Array], schema: pa.Schema, most: int) -> Iterator[pa.RecordBatch]:
     """Yields batches as Spark sends them to a function: with its Arrow types and at most so many rows."""
-    arrays = [
-        column if column.type == field.type else plain(column).cast(field.type)
-        for column, field in zip(columns, schema, strict=True)
-    ]
+    arrays = [in_type(column, field.type) for column, field in zip(columns, schema, strict=True)]
     whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
     for start in range(0, whole.num_rows, most):
         yield whole.slice(start, most)

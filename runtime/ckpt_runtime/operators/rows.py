@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import islice
+from functools import lru_cache, partial
+from itertools import islice, repeat
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ from ckpt_runtime.state import columns, values
 from ckpt_runtime.state.states import Key
 
 
-def row_class(names: Sequence[str]) -> type[Row]:
+@lru_cache(256)
+def row_class(names: tuple[str, ...]) -> type[Row]:
     """A ``Row`` whose instances all have these fields. Names that ``Row`` itself uses (``count``) stay its methods."""
     # A named tuple's fields read the tuple itself; an itemgetter would call Row.__getitem__, which is Python.
     places = [f"f{position}" for position in range(len(names))]
@@ -39,7 +40,6 @@ class RowGroups:
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = tuple(keys)
         self._schema: pa.Schema | None = None
-        self._new_row: Any = None
         self._floating_key = False
 
     def of(self, batch: pa.RecordBatch, prefetch: Callable[[Iterable[Key]], None]) -> Iterator[tuple[Key, list[Row]]]:
@@ -48,9 +48,9 @@ class RowGroups:
         ids, numbers = self._numbered(batch)
         prefetch(ids)
         if len(ids) == len(numbers):
-            return self._single(ids, batch)
+            return self._grouped(ids, repeat(1), batch)
         batch, sizes = adjacent(batch, numbers, len(ids))
-        return self._several(ids, sizes.tolist(), batch)
+        return self._grouped(ids, sizes.tolist(), batch)
 
     def together(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[int]] | None:
         """The batch in the order of :meth:`of`, and where each key's rows end; None when each row has its own key."""
@@ -65,44 +65,31 @@ class RowGroups:
         """Yields as :meth:`of`, for rows whose keys are the columns of another batch."""
         ids, numbers = self._numbered(keys)
         rows, sizes = adjacent(rows, numbers, len(ids))
-        return self._all_columns(ids, sizes.tolist(), rows)
-
-    def _all_columns(
-        self, ids: dict[Key, int], sizes: list[int], batch: pa.RecordBatch
-    ) -> Iterator[tuple[Key, list[Any]]]:
-        """Yields each key with its rows, which are adjacent in a batch that may have no key columns."""
-        groups = RowGroups(())
-        groups._adapt(batch.schema)
-        return groups._several(ids, sizes, batch)
+        values.check_readable(rows.schema, "initial state of a StatefulProcessor")
+        return self._grouped(ids, sizes.tolist(), rows)
 
     def _numbered(self, batch: pa.RecordBatch) -> tuple[dict[Key, int], list[int]]:
         """The keys with their numbers, and the number of each row's key."""
         if self._schema is None or not batch.schema.equals(self._schema):
             self._adapt(batch.schema)
         ids: dict[Key, int] = {}
-        return ids, [ids.setdefault(key, len(ids)) for key in self._keys_of(batch)]
+        keys: Iterator[Key] = zip(*(values.from_arrow(batch.column(name)) for name in self._keys), strict=True)
+        if self._floating_key:
+            keys = map(values.canonical_key, keys)
+        return ids, [ids.setdefault(key, len(ids)) for key in keys]
 
     def _adapt(self, schema: pa.Schema) -> None:
         values.check_readable(schema, "input of a StatefulProcessor")
         self._schema = schema
-        self._new_row = partial(tuple.__new__, row_class(schema.names))
         self._floating_key = any(pa.types.is_floating(schema.field(name).type) for name in self._keys)
 
-    def _keys_of(self, batch: pa.RecordBatch) -> Iterator[Key]:
-        keys = zip(*(values.from_arrow(batch.column(name)) for name in self._keys), strict=True)
-        return map(values.canonical_key, keys) if self._floating_key else keys
-
-    def _rows_of(self, batch: pa.RecordBatch) -> Iterator[Row]:
+    def _grouped(
+        self, ids: Iterable[Key], sizes: Iterable[int], batch: pa.RecordBatch
+    ) -> Iterator[tuple[Key, list[Any]]]:
+        """Yields each key with its rows, which are adjacent in the batch: as many as ``sizes`` says."""
         cells = zip(*(values.from_arrow(column) for column in batch.columns), strict=True)
-        return map(self._new_row, cells)
-
-    def _single(self, ids: dict[Key, int], batch: pa.RecordBatch) -> Iterator[tuple[Key, list[Row]]]:
-        for key, row in zip(ids, self._rows_of(batch), strict=True):
-            yield key, [row]
-
-    def _several(self, ids: dict[Key, int], sizes: list[int], batch: pa.RecordBatch) -> Iterator[tuple[Key, list[Row]]]:
-        rows = self._rows_of(batch)
-        for key, size in zip(ids, sizes, strict=True):
+        rows = map(partial(tuple.__new__, row_class(tuple(batch.schema.names))), cells)
+        for key, size in zip(ids, sizes, strict=False):
             yield key, [next(rows)] if size == 1 else list(islice(rows, size))
 
 

@@ -61,7 +61,6 @@ class GatheredRows:
         return not len(self._buffers.sides[0])
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Keeps the rows."""
         batch = conformed(batch, self._schema, self._uid)
         slots = self._buffers.slots_of([batch.column(key) for key in self._keys])
         self._buffers.sides[0].append(batch, slots, np.zeros(batch.num_rows, dtype=np.uint8))

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.evaluation import Evaluator, Frame, broadcast, compile_expression, evaluate
-from ckpt_runtime.expressions.nodes import Call, Column, Expression, rewritten
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, moved
 from ckpt_runtime.frontend.generators import columns_of
 from ckpt_runtime.frontend.static_tables import read_table
 from ckpt_runtime.graph.specs import StaticJoinKey, StaticJoinSpec
@@ -82,7 +82,7 @@ class StaticJoinOperator(LeavesOutBadRows):
         self._needed: list[int] = []
         if spec.condition is not None:
             self._needed = sorted(columns_of([spec.condition]))
-            self._condition = compile_expression(_over(spec.condition, self._needed))
+            self._condition = compile_expression(moved(spec.condition, self._needed.index))
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
@@ -217,15 +217,6 @@ def _matchable(arrays: Sequence[pa.Array], keys: Sequence[StaticJoinKey], rows: 
 def _equality(key: StaticJoinKey) -> Evaluator:
     sides = (Column(0, key.stream.type), Column(1, key.table.type))
     return compile_expression(Call("EqualNullSafe" if key.nulls_match else "EqualTo", sides, "boolean"))
-
-
-def _over(tree: Expression, columns: Sequence[int]) -> Expression:
-    """Rewrites an expression for an input with only these columns."""
-
-    def moved(node: Expression) -> Expression | None:
-        return Column(columns.index(node.index), node.type) if isinstance(node, Column) else None
-
-    return rewritten(tree, moved)
 
 
 def _mask(array: pa.Array) -> AnyArray:

@@ -80,7 +80,12 @@ def new_task(partition_id: int, attempt: int) -> TaskContext:
     ``mapInArrow`` function; a stateful processor in one subtask is one task. ``attempt`` is the number of earlier
     deployments of the job.
     """
-    return _Task(partition_id, attempt, _next_task_attempt_id())
+    global _task_attempt_ids
+    with _lock:
+        # Ids of other workers, attempts and jobs differ. A worker is forked after this module has been loaded.
+        if _task_attempt_ids is None:
+            _task_attempt_ids = itertools.count(secrets.randbits(_ID_BITS))
+        return _Task(partition_id, attempt, next(_task_attempt_ids))
 
 
 @contextmanager
@@ -94,18 +99,6 @@ def running(task: TaskContext) -> Iterator[None]:
         yield
     finally:
         _of_thread.task = before
-
-
-def _next_task_attempt_id() -> int:
-    """Counts from a random number in each worker, so that ids of other workers, attempts and jobs differ.
-
-    The count begins with the first task: a worker is forked after this module has been loaded.
-    """
-    global _task_attempt_ids
-    with _lock:
-        if _task_attempt_ids is None:
-            _task_attempt_ids = itertools.count(secrets.randbits(_ID_BITS))
-        return next(_task_attempt_ids)
 
 
 class HelperThread(threading.Thread):

@@ -80,7 +80,8 @@ class _ComputingOperator(LeavesOutBadRows):
             # Types are compared, because Arrow computes the hash of one from its text.
             kinds = [array.type for array in arrays]
             if kinds != self._given:
-                self._given, self._given_schema = kinds, _with_types(self._schema, kinds)
+                fields = [field.with_type(kind) for field, kind in zip(self._schema, kinds, strict=True)]
+                self._given, self._given_schema = kinds, pa.schema(fields)
             self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._given_schema))
 
 
@@ -96,12 +97,6 @@ class ExpandOperator(_ComputingOperator):
 
     def __init__(self, spec: ExpandSpec) -> None:
         super().__init__(spec.schema, spec.rows)
-
-
-def _with_types(schema: pa.Schema, kinds: Sequence[pa.DataType]) -> pa.Schema:
-    if list(kinds) == schema.types:
-        return schema
-    return pa.schema([field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)])
 
 
 def _frame(batch: pa.RecordBatch, context: OperatorContext) -> Frame:

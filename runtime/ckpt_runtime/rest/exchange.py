@@ -200,13 +200,10 @@ async def _on_api_error(_request: Request, error: Exception) -> Response:
 async def _on_gateway_error(_request: Request, error: Exception) -> Response:
     status = next((status for kind, status in _GATEWAY_STATUS if isinstance(error, kind)), 500)
     headers = {"Retry-After": "1"} if status == 503 else None
-    return error_response(status, [_text_of(error)], headers)
-
-
-def _text_of(error: Exception) -> str:
-    """The text of an error; an unknown job is reported in Flink's own words, which tools recognise."""
+    # An unknown job is reported in Flink's own words, which tools recognise.
     is_job = isinstance(error, gateway_values.JobNotFound)
-    return f"org.apache.flink.runtime.rest.NotFoundException: {error}" if is_job else str(error)
+    text = f"org.apache.flink.runtime.rest.NotFoundException: {error}" if is_job else str(error)
+    return error_response(status, [text], headers)
 
 
 async def _on_parameter_error(_request: Request, error: Exception) -> Response:
@@ -440,19 +437,15 @@ async def receive_pipeline(request: Request, dispatcher: Dispatcher, max_bytes: 
         if not isinstance(part, UploadFile):
             raise BadRequest(f"The upload has no file in the part {PART_NAME!r}.")
         name = display_name(part.filename)
-        await _check_content(part, name)
+        first = await part.read(len(_ZIP_MAGIC))
+        await part.seek(0)
+        if not first:
+            raise BadRequest(f"{PART_NAME}: {echo(name)} is empty")
+        if name.lower().endswith(".zip") and first != _ZIP_MAGIC:
+            raise BadRequest(f"{PART_NAME}: {echo(name)} is not a zip archive")
         return await dispatcher.store_pipeline(name, _chunks(part))
     finally:
         await form.close()
-
-
-async def _check_content(part: UploadFile, name: str) -> None:
-    first = await part.read(len(_ZIP_MAGIC))
-    await part.seek(0)
-    if not first:
-        raise BadRequest(f"{PART_NAME}: {echo(name)} is empty")
-    if name.lower().endswith(".zip") and first != _ZIP_MAGIC:
-        raise BadRequest(f"{PART_NAME}: {echo(name)} is not a zip archive")
 
 
 async def _chunks(part: UploadFile) -> AsyncIterator[bytes]:

@@ -426,10 +426,6 @@ _SERIALIZED_THROWABLE = ("org.apache.flink.util.SerializedThrowable", 7284183123
 
 def serialized_throwable(exception: str, message: str, stack_trace: str) -> str:
     """The stream in Base64. ``exception`` is shown as the error's class, ``stack_trace`` as its full text."""
-    return b64encode(_stream(exception, message, stack_trace)).decode("ascii")
-
-
-def _stream(exception: str, message: str, stack_trace: str) -> bytes:
     handles: dict[str, int] = {}
     out = [_STREAM_HEADER, _TC_OBJECT]
     out.append(
@@ -459,7 +455,7 @@ def _stream(exception: str, message: str, stack_trace: str) -> bytes:
     out.append(_TC_NULL)  # Throwable's superclass is not serializable
     out += [_TC_NULL, _string(message), _TC_NULL, _TC_NULL, _TC_END_BLOCK]
     out += [_string(exception), _string(stack_trace), _TC_NULL]
-    return b"".join(out)
+    return b64encode(b"".join(out)).decode("ascii")
 
 
 def _class_description(identity: tuple[str, int, int], fields: list[tuple[str, str]], handles: dict[str, int]) -> bytes:

@@ -110,20 +110,15 @@ def _document(app: FastAPI, *, authenticated: bool) -> dict[str, Any]:
         for method, operation in operations.items():
             operation["responses"].pop("422", None)
             key = f"{method.upper()} {path}"
-            _describe_answer(operation, answers.get(key, {"type": "string"}), examples[key])
+            answer = next(answer for status, answer in operation["responses"].items() if status.startswith("2"))
+            (media_type,) = answer["content"]
+            sent = _EVENTS if media_type == EVENT_STREAM else answers.get(key, {"type": "string"})
+            answer["content"] = {media_type: {"schema": sent, "examples": _named(examples[key])}}
     schema["components"] = {"schemas": components}
     if authenticated:
         schema["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
         schema["security"] = [{"bearer": []}]
     return schema
-
-
-def _describe_answer(operation: dict[str, Any], schema: dict[str, Any], examples: dict[str, Any]) -> None:
-    answer = next(answer for status, answer in operation["responses"].items() if status.startswith("2"))
-    (media_type,) = answer["content"]
-    if media_type == EVENT_STREAM:
-        schema = _EVENTS
-    answer["content"] = {media_type: {"schema": schema, "examples": _named(examples)}}
 
 
 def _answer_schemas(app: FastAPI) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -136,7 +131,13 @@ def _answer_schemas(app: FastAPI) -> tuple[dict[str, Any], dict[str, Any]]:
     answers = {key: [next(found) for _ in members] for key, members in kinds.items()}
     for struct in _subclasses(Struct):
         if struct.__module__.startswith("ckpt_runtime.contract.") and struct.__name__ in components:
-            _require_what_is_always_sent(components[struct.__name__], struct)
+            # What the server always sends is required, although readers accept answers without it.
+            may_omit = any(kind.__struct_config__.omit_defaults for kind in (struct, *_subclasses(struct)))
+            required = [
+                item.encode_name for item in structs.fields(struct) if not may_omit or item.default is NODEFAULT
+            ]
+            tag = struct.__struct_config__.tag_field
+            components[struct.__name__]["required"] = [*([] if tag is None else [tag]), *required]
     return {key: one[0] if len(one) == 1 else {"anyOf": one} for key, one in answers.items()}, _plain(
         components, nullable=True
     )
@@ -145,14 +146,6 @@ def _answer_schemas(app: FastAPI) -> tuple[dict[str, Any], dict[str, Any]]:
 def _members(kind: Any) -> tuple[Any, ...]:
     """The alternatives of a union, which msgspec would not describe."""
     return get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-
-
-def _require_what_is_always_sent(schema: dict[str, Any], struct: type[Struct]) -> None:
-    """Require the fields that the server always sends, although readers accept answers without them."""
-    may_omit = any(kind.__struct_config__.omit_defaults for kind in (struct, *_subclasses(struct)))
-    required = [item.encode_name for item in structs.fields(struct) if not may_omit or item.default is NODEFAULT]
-    tag = struct.__struct_config__.tag_field
-    schema["required"] = [*([] if tag is None else [tag]), *required]
 
 
 def _subclasses(kind: type[Struct]) -> Iterator[type[Struct]]:

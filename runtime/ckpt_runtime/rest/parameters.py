@@ -405,11 +405,8 @@ Texts = Annotated[tuple[StrictStr, ...], _said("it must be a list of strings"), 
 Options = Annotated[dict[str, Annotated[str, BeforeValidator(_option)]], BeforeValidator(_options)]
 
 
-def _option_or_null(value: object) -> str | None:
-    return None if value is None else _option(value)
-
-
-OptionsPatch = Annotated[dict[str, Annotated[str | None, BeforeValidator(_option_or_null)]], BeforeValidator(_options)]
+_OptionOrNull = Annotated[str | None, BeforeValidator(lambda value: None if value is None else _option(value))]
+OptionsPatch = Annotated[dict[str, _OptionOrNull], BeforeValidator(_options)]
 """Like Options, but null removes an option."""
 
 TRIGGER_ID = spelled("triggerId", "trigger-id", default=None)

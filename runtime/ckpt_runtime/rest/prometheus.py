@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from ckpt_runtime.contract.jobs import JobHealth
 from ckpt_runtime.jobmaster.gateway_values import ClusterOverview, JobOverview, MetricSeries, WorkerFigures
-from ckpt_runtime.jobmaster.health import HealthVerdict, JobHealth
+from ckpt_runtime.jobmaster.health import HealthVerdict
 from ckpt_runtime.jobmaster.metric_table import CLUSTER, JOB, OPERATOR, PROCESS, TASK, values
 from ckpt_runtime.process_figures import ProcessFigures
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -124,10 +125,10 @@ class _Snapshot(Collector):
         for job, _, health in self._jobs:
             labels = (job.job_id, job.name)
             for possible in HealthVerdict:
-                verdict.add_metric((*labels, possible.value), float(possible is health.verdict))
-            if health.checkpoint_age_ms is not None:
-                age.add_metric(labels, health.checkpoint_age_ms)
-            if health.success_rate is not None:
-                rate.add_metric(labels, health.success_rate)
-            pressure.add_metric(labels, health.backpressure)
+                verdict.add_metric((*labels, possible.value), float(possible == health.verdict))
+            if health.checkpoints.last_completed_age_ms is not None:
+                age.add_metric(labels, health.checkpoints.last_completed_age_ms)
+            if health.checkpoints.success_rate is not None:
+                rate.add_metric(labels, health.checkpoints.success_rate)
+            pressure.add_metric(labels, health.backpressure.ratio)
         yield from (verdict, age, rate, pressure)

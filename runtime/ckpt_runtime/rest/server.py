@@ -253,7 +253,9 @@ class BoundedHttpProtocol(H11Protocol):
         if self._lingers or self.transport.is_closing() or self.conn.our_state in _CLOSED:
             return
         if self.is_refused:
-            self._refuse()
+            # A client that still has to send its request would lose an earlier answer.
+            message = f"the server already has {self._max_connections} connections; try again"
+            self._answer_and_close(503, b"Service Unavailable", message, [(b"retry-after", b"1")])
             return
         super().data_received(data)
         self._watch_head()
@@ -327,11 +329,6 @@ class BoundedHttpProtocol(H11Protocol):
             self.transport.close()
             return
         self._answer_and_close(400, b"Bad Request", msg, [])
-
-    def _refuse(self) -> None:
-        """Answer 503 to a request that has begun: a client that still has to send it would lose an earlier answer."""
-        message = f"the server already has {self._max_connections} connections; try again"
-        self._answer_and_close(503, b"Service Unavailable", message, [(b"retry-after", b"1")])
 
     def _answer_and_close(self, status: int, reason: bytes, message: str, headers: list[tuple[bytes, bytes]]) -> None:
         body = json.dumps({"errors": [message]}).encode("ascii")

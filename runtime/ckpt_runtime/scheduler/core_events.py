@@ -278,9 +278,7 @@ class StorePlan:
 
 @dataclass(frozen=True, slots=True)
 class SettlePlan:
-    """Like SettleOverrides, for the plan. Answer: PlanStored if graph and configuration are stored, else
-    ChangeNotStored or ChangeUnknown.
-    """
+    """Like SettleOverrides, for the plan. Answer: PlanStored if it is stored, else ChangeNotStored or ChangeUnknown."""
 
     request_id: str
     graph: JobGraph
@@ -312,10 +310,7 @@ class ChangeAnswered:
 
 @dataclass(frozen=True, slots=True)
 class StoreResult:
-    """Store the result of an ending job; the end is reported only afterwards. The pause grows with ``attempt``.
-
-    Answer: ResultStored or ResultNotStored.
-    """
+    """Store an ending job's result, before the end is reported. Answer: ResultStored or ResultNotStored."""
 
     ended: job_effects.JobEnded
     attempt: int

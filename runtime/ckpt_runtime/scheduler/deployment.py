@@ -103,8 +103,7 @@ def output_channels(graph: JobGraph, vertex_id: str, subtask: int) -> list[tuple
 
 
 def _numbered(graph: JobGraph) -> Iterator[tuple[JobEdge, int, int, int]]:
-    """Each edge with its first channel's index, its producers and its consumers. Equal edges (a stream united with
-    itself) are numbered separately."""
+    """Each edge with its first channel's index, producers and consumers. Equal edges are numbered separately."""
     first = 0
     for edge in graph.edges:
         producers, consumers = graph.vertex(edge.source).parallelism, graph.vertex(edge.target).parallelism

@@ -73,12 +73,17 @@ class JobCore:
     ) -> None:
         self.machine = machine
         self.coordinator = coordinator
-        self._savepoint_id = savepoint_id
-        self._lineage = lineage or plan.savepoint
+        self.savepoint_id = savepoint_id
+        """The number of the user's last savepoint, 0 without one."""
+        self.lineage = lineage or plan.savepoint
+        """The snapshot that defines the sinks' identities."""
         self._restored: RestoredState | None = None
         self._at_end_of_data: list[checkpoint_on.EndOfDataReached] = []
         self._savepoint_requests: set[str] = set()
-        self._plan = self._next_plan = plan
+        self.plan = plan
+        """The plan of the current deployment, including live changes that are in force."""
+        self.accepted_plan = plan
+        """The plan accepted last, which the next deployment runs."""
         self._update = SettingsUpdate(CheckpointOverrides() if overrides is None else overrides)
         self._change = PlanChange()
         self._redeploy_is_due = False
@@ -87,7 +92,8 @@ class JobCore:
         self._unanswered: list[JobOutput] = []
         self._end_is_stored = False
         self._result_attempts = 0
-        self._fenced = False
+        self.is_fenced = False
+        """Whether another driver leads, so this one may no longer change the job."""
         self._queue: deque[Callable[[], None]] = deque()
         self._outputs: list[JobOutput] = []
         self._now = Instant(0, 0)
@@ -117,7 +123,9 @@ class JobCore:
             checkpoint_on.TriggerRequested: self._on_trigger_requested,
             checkpoint_on.EndOfDataReached: self._on_end_of_data,
             core.AttemptRecorded: self._on_attempt_recorded,
-            core.AttemptNotRecorded: self._on_attempt_not_recorded,
+            core.AttemptNotRecorded: lambda event: self._on_state_restore_failed(
+                job_on.StateRestoreFailed(event.attempt, event.cause)
+            ),
             core.ResultStored: self._on_result_stored,
             core.ResultNotStored: self._on_result_not_stored,
             core.SavepointBeforeCancel: self._on_savepoint_before_cancel,
@@ -146,16 +154,6 @@ class JobCore:
     # --- what is in force
 
     @property
-    def plan(self) -> JobPlan:
-        """The plan of the current deployment, including live changes that are in force."""
-        return self._plan
-
-    @property
-    def accepted_plan(self) -> JobPlan:
-        """The plan accepted last, which the next deployment runs."""
-        return self._next_plan
-
-    @property
     def graph(self) -> JobGraph:
         """The graph of the current deployment, and of the next one unless it has been replaced."""
         return self.plan.graph
@@ -163,7 +161,7 @@ class JobCore:
     @property
     def target_graph(self) -> JobGraph:
         """The graph that a change in progress requests, else the accepted one."""
-        return (self._change.plan or self._next_plan).graph
+        return (self._change.plan or self.accepted_plan).graph
 
     @property
     def configuration(self) -> Configuration:
@@ -179,21 +177,6 @@ class JobCore:
     def overrides(self) -> CheckpointOverrides:
         """The overrides of FLIP-571."""
         return self._update.overrides
-
-    @property
-    def is_fenced(self) -> bool:
-        """Whether another driver leads, so this one may no longer change the job."""
-        return self._fenced
-
-    @property
-    def lineage(self) -> CompletedCheckpoint | None:
-        """The snapshot that defines the sinks' identities."""
-        return self._lineage
-
-    @property
-    def savepoint_id(self) -> int:
-        """The number of the user's last savepoint, 0 without one."""
-        return self._savepoint_id
 
     @property
     def referenced(self) -> tuple[str, ...]:
@@ -254,16 +237,12 @@ class JobCore:
 
     def _acquire_slots(self, effect: job_out.AcquireSlots) -> None:
         """No task of an earlier deployment is left, so the accepted plan takes effect."""
-        another = self._activate_plan()
+        before, self.plan = self.plan, self.accepted_plan
+        self._redeploy_is_due = False
+        another = None if self.plan.graph is before.graph else self.plan.graph
         if another is not None:
             self._queue.append(partial(self._to_coordinator, checkpoint_on.GraphReplaced(another)))
         self._emit(effect)
-
-    def _activate_plan(self) -> JobGraph | None:
-        """The accepted plan takes effect. Returns its graph if it is another one."""
-        before, self._plan = self._plan, self._next_plan
-        self._redeploy_is_due = False
-        return None if self._plan.graph is before.graph else self._plan.graph
 
     def _on_attempt_recorded(self, event: core.AttemptRecorded) -> None:
         restoring = self.machine.state is JobState.RESTORING and event.attempt == self.machine.attempt
@@ -273,14 +252,11 @@ class JobCore:
             request = checkpoint_on.RestoreRequested(f"restore-{event.attempt}", plan.savepoint, plan.restore_mode)
             self._to_coordinator(request)
 
-    def _on_attempt_not_recorded(self, event: core.AttemptNotRecorded) -> None:
-        self._on_state_restore_failed(job_on.StateRestoreFailed(event.attempt, event.cause))
-
     def _restore_from(self, effect: checkpoint_out.RestoreFrom) -> None:
         attempt = _attempt_of(effect.request_id)
         checkpoint = effect.checkpoint
         # Without a checkpoint, sinks keep their identity: under a new one they would not clean up their hidden files.
-        self._lineage = checkpoint or self._lineage
+        self.lineage = checkpoint or self.lineage
         try:
             self._restored = None if checkpoint is None else self._assign(checkpoint)
         except StateAssignmentError as error:
@@ -321,8 +297,8 @@ class JobCore:
                 plan.graph,
                 plan.configuration,
                 self._restored,
-                self._lineage,
-                self._savepoint_id,
+                self.lineage,
+                self.savepoint_id,
             )
         )
         # The configuration may have changed since the attempt began.
@@ -330,7 +306,7 @@ class JobCore:
 
     def _limit_sources(self, before: Configuration) -> None:
         """Deployed sources get their new rates without a restart."""
-        rates = self._plan.configuration.get(PipelineOptions.SOURCE_RATES)
+        rates = self.plan.configuration.get(PipelineOptions.SOURCE_RATES)
         if rates != before.get(PipelineOptions.SOURCE_RATES):
             self._emit(core.LimitSources(rates or {}))
 
@@ -432,7 +408,7 @@ class JobCore:
             return
         if effect.request_id in self._savepoint_requests:
             # Savepoints may complete out of order.
-            self._savepoint_id = max(self._savepoint_id, effect.checkpoint_id)
+            self.savepoint_id = max(self.savepoint_id, effect.checkpoint_id)
             self._savepoint_ended(effect.request_id)
         self._emit(effect)
 
@@ -469,12 +445,12 @@ class JobCore:
     # --- settings of checkpoints (FLIP-571)
 
     def _on_patch_requested(self, event: core.PatchRequested) -> None:
-        if self._fenced:
+        if self.is_fenced:
             self._emit(core.ChangeAnswered(event.request_id, ChangeOutcome.NOT_STORED, ANOTHER_LEADS))
         elif self._change.configures is not None:
             self._follow([core.ChangeAnswered(event.request_id, ChangeOutcome.BUSY)])
         else:
-            self._follow(self._update.requested(event, self._next_plan.settings))
+            self._follow(self._update.requested(event, self.accepted_plan.settings))
 
     def _on_overrides_answer(self, event: core.OverridesRefused | core.ChangeNotStored | core.ChangeUnknown) -> None:
         self._follow(self._update.answered(event))
@@ -496,18 +472,18 @@ class JobCore:
             self._follow(outputs)
 
     def _patch_coordinator(self) -> None:
-        effective = self._update.overrides.applied_to(self._next_plan.settings)
+        effective = self._update.overrides.applied_to(self.accepted_plan.settings)
         self._to_coordinator(checkpoint_on.ConfigurationPatched(effective))
 
     # --- another parallelism, another configuration (FLIP-530)
 
     def _on_change_requested(self, event: PlanRequest) -> None:
-        self._follow(self._refusal(event) or self._change.requested(event, self._next_plan, self.machine.state))
+        self._follow(self._refusal(event) or self._change.requested(event, self.accepted_plan, self.machine.state))
 
     def _refusal(self, event: PlanRequest) -> list[JobOutput]:
         """Returns the answer if refused. Overrides and configuration change one at a time and must be compatible."""
         request_id = event.request_id
-        if self._fenced:
+        if self.is_fenced:
             return [core.ChangeAnswered(request_id, ChangeOutcome.NOT_STORED, ANOTHER_LEADS)]
         if self._redeploy_is_due and self.machine.state is JobState.RUNNING and self._needs_slots(event):
             return [core.ChangeAnswered(request_id, ChangeOutcome.BUSY)]  # slots are reserved until the redeployment
@@ -523,11 +499,11 @@ class JobCore:
         return []
 
     def _needs_slots(self, event: PlanRequest) -> bool:
-        present = self._next_plan.graph.vertices
+        present = self.accepted_plan.graph.vertices
         return isinstance(event, core.RescaleRequested) or event.plan.graph.vertices != present
 
     def _on_slots_reserved(self, event: core.SlotsReserved) -> None:
-        self._follow(self._change.slots_reserved(event, self._next_plan))
+        self._follow(self._change.slots_reserved(event, self.accepted_plan))
         # If the slots turned out to be those that the job has already, no checkpoint is awaited.
         request_id = checkpoint_request(event.request_id)
         if self._change.awaits_checkpoint(request_id):
@@ -555,8 +531,8 @@ class JobCore:
             return
         # The change ends before it takes effect, because what follows may already begin another change.
         self._follow(self._change.stored())
-        restarts = request.restarts if request else plan.graph.vertices != self._next_plan.graph.vertices
-        self._next_plan = plan
+        restarts = request.restarts if request else plan.graph.vertices != self.accepted_plan.graph.vertices
+        self.accepted_plan = plan
         if request is not None:
             self._patch_coordinator()
             if request.strategy is not None:
@@ -565,7 +541,7 @@ class JobCore:
             self._redeploy_is_due = True
             self._redeploy()
         elif not self._redeploy_is_due:
-            before, self._plan = self._plan, replace(plan, graph=self._plan.graph)  # running tasks keep their graph
+            before, self.plan = self.plan, replace(plan, graph=self.plan.graph)  # running tasks keep their graph
             self._limit_sources(before.configuration)
 
     def _give_up_change(self, reason: str) -> None:
@@ -586,7 +562,7 @@ class JobCore:
 
         A savepoint that a user waits for is completed first.
         """
-        subtasks = subtasks_of(self._next_plan.graph)
+        subtasks = subtasks_of(self.accepted_plan.graph)
         self._tell(job_on.RedeployRequested(subtasks, at_once=not self._savepoint_requests))
 
     # --- the end
@@ -594,7 +570,7 @@ class JobCore:
     @property
     def _has_unreported_end(self) -> bool:
         """Whether an end is not stored yet: it is reported only then, because an ended job must never run again."""
-        return self.machine.status.is_globally_terminal and not self._fenced and not self._end_is_stored
+        return self.machine.status.is_globally_terminal and not self.is_fenced and not self._end_is_stored
 
     def _follow(self, outputs: list[JobOutput]) -> None:
         """A change that races with the end of the job is answered with the end, whether it was stored or not."""
@@ -629,35 +605,32 @@ class JobCore:
             self._emit(core.StoreResult(ended, self._result_attempts))
 
     def _close(self, status: JobStatus) -> None:
-        if not self._fenced:
+        if not self.is_fenced:
             self._tell(checkpoint_on.Shutdown(status.value))
 
     def _on_leadership_lost(self, event: core.LeadershipLost) -> None:
         """This driver gives up the job: the next leader sends the outstanding answers and does the writes."""
-        if self._fenced:
+        if self.is_fenced:
             return
         had_ended = self._has_unreported_end
-        self._fenced = True
+        self.is_fenced = True
         if self.coordinator.state is not CoordinatorState.CLOSED:
             self._to_coordinator(checkpoint_on.Shutdown(JobStatus.SUSPENDED.value, fenced=True))
         abandoned = [*self._update.abandoned(), *self._change.abandoned()]
         if had_ended:
             self._outputs += abandoned
-            self._take_back_the_end()
+            # The end was never reported: the next driver continues the job.
+            for output in self._unanswered:
+                if isinstance(output, job_out.StopCompleted | job_out.StopFailed):
+                    message = "Another driver became the leader before the end of the job could be stored."
+                    self._emit(job_out.StopFailed(output.request_id, message, output.location))
+                elif isinstance(output, core.ChangeAnswered):
+                    self._emit(replace(output, outcome=ChangeOutcome.UNKNOWN, message=ANOTHER_LEADS))
+            self._emit(job_out.StatusChanged(JobStatus.SUSPENDED, self._now.abs_ms))
+            self._emit(job_out.JobEnded(JobStatus.SUSPENDED, self._now.abs_ms))
         else:
             self._follow(abandoned)
             self._tell(job_on.SuspendRequested())
-
-    def _take_back_the_end(self) -> None:
-        """Reports suspension: the end was never reported, and the next driver continues the job."""
-        for output in self._unanswered:
-            if isinstance(output, job_out.StopCompleted | job_out.StopFailed):
-                message = "Another driver became the leader before the end of the job could be stored."
-                self._emit(job_out.StopFailed(output.request_id, message, output.location))
-            elif isinstance(output, core.ChangeAnswered):
-                self._emit(replace(output, outcome=ChangeOutcome.UNKNOWN, message=ANOTHER_LEADS))
-        self._emit(job_out.StatusChanged(JobStatus.SUSPENDED, self._now.abs_ms))
-        self._emit(job_out.JobEnded(JobStatus.SUSPENDED, self._now.abs_ms))
 
 
 def _attempt_of(request_id: str) -> int:

@@ -48,10 +48,7 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True)
 class RedeployRequested:
-    """Restart with another plan or configuration (FLIP-530) without asking the restart strategy.
-
-    Without ``at_once``, the current deployment continues, and the next one, for any reason, has these subtasks.
-    """
+    """Restart with another plan (FLIP-530), without ``at_once`` at the next deployment, whatever its reason."""
 
     subtasks: tuple[SubtaskKey, ...]
     at_once: bool = True
@@ -156,10 +153,7 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """Something other than a task failed, such as too many checkpoints.
-
-    ``failed_checkpoints`` is how often the limit was exceeded since a checkpoint completed, 0 for other failures.
-    """
+    """Something other than a task failed. ``failed_checkpoints``: how often their limit was exceeded, else 0."""
 
     cause: FailureInfo
     recoverable: bool = True

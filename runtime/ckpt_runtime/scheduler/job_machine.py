@@ -121,7 +121,7 @@ class JobMachine:
         self._generation = 0
         self._effects: list[JobEffect] = []
         self._handlers: dict[type[Any], Callable[[Any, Instant], None]] = {
-            on.Start: self._on_start,
+            on.Start: lambda _, now: self._acquire(now),
             on.CancelRequested: self._on_cancel,
             on.SuspendRequested: self._on_suspend,
             on.StopRequested: self._on_stop,
@@ -168,9 +168,6 @@ class JobMachine:
             self._emit(out.StatusChanged(status, now.abs_ms, cause))
 
     # --- deployment
-
-    def _on_start(self, event: on.Start, now: Instant) -> None:
-        self._acquire(now)
 
     def _acquire(self, now: Instant) -> None:
         self.attempt += 1

@@ -31,10 +31,8 @@ class RestartStrategy(Protocol):
     """A stateless set of limits, so that one strategy can replace another while a job lives (FLIP-530)."""
 
     def delay(self, history: RestartHistory, now: int) -> int | None:
-        """Called once for each recoverable failure, which ``history`` already contains.
-
-        Returns milliseconds from ``now`` until the restart, or None if the job must fail for good.
-        """
+        """Milliseconds from ``now`` to the restart after a failure that ``history`` contains, None if the job must
+        fail."""
         ...
 
 

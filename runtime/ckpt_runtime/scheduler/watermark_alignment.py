@@ -22,10 +22,7 @@ splits than subtasks, and empty partitions."""
 
 
 class Progress(NamedTuple):
-    """The event time of a subtask, None before its first row. Others do not wait for an ``idle`` one.
-
-    ``wants_checkpoint``: it waits for a checkpoint that covers what it has sent.
-    """
+    """A subtask's event time, None before its first row. ``wants_checkpoint``: one has to cover what it has sent."""
 
     event_time: int | None
     idle: bool = False

@@ -144,7 +144,11 @@ def write_part(
     try:
         writer.write_table(state.name, state.descriptor, rows, groups, owned)
     finally:
-        _check_open(target, prefix, files)
+        # Checked after the files were written. The process that ends the write deletes the marker first and lists the
+        # files afterwards: so either that process or this one finds and deletes a late file.
+        if not exists(_open_mark(target, prefix)):
+            _take_back(target, files)
+            raise StorageError(f"a part of {target.url} arrived after the write had ended", target.url)
     return writer.handles[0]
 
 
@@ -157,17 +161,6 @@ def _check_key_groups(state: NewState, keys: pa.Table, given: pa.ChunkedArray, g
             f"key {keys.slice(place, 1).to_pylist()[0]}, which is in key group {groups[place]} of "
             f"{state.max_parallelism}; remove the column"
         )
-
-
-def _check_open(target: Location, prefix: str, files: UnsharedFiles) -> None:
-    """Deletes the files and raises StorageError if the write has ended.
-
-    This is checked after the files were written. The process that ends the write deletes the marker first and lists the
-    files afterwards: so either that process or this one finds and deletes a late file.
-    """
-    if not exists(_open_mark(target, prefix)):
-        _take_back(target, files)
-        raise StorageError(f"a part of {target.url} arrived after the write had ended", target.url)
 
 
 def _take_back(target: Location, files: UnsharedFiles) -> None:
@@ -227,7 +220,12 @@ def publish_savepoint(
         vertices = (*vertices, name)
     keyed = _Keyed(vertices)
     if base:
-        _take_over(base, state, keyed, files)
+        # Temporary files for reading are deleted here, because a Spark worker ends without running clean-up code.
+        with ExitStack() as read:
+            for other in keyed_states(base):
+                read.enter_context(closing(other))
+                if (other.uid, other.name) != (state.uid, state.name):
+                    keyed.add(other.uid, _rewritten(other, files))
     keyed.add(state.uid, _in_order(target, files, state, parts, keyed.vertex_of(state.uid).parallelism))
     states = keyed.with_lists(base.metadata.states if base else {})
     metadata = CompletedCheckpoint(
@@ -245,18 +243,6 @@ def publish_savepoint(
     )
     _publish(target, prefix, metadata, files)
     return target.url
-
-
-def _take_over(base: Snapshot, state: NewState, keyed: _Keyed, files: UnsharedFiles) -> None:
-    """Copies all states of ``base`` except the new one.
-
-    Temporary files for reading them are deleted here, because a Spark worker ends without running clean-up code.
-    """
-    with ExitStack() as read:
-        for other in keyed_states(base):
-            read.enter_context(closing(other))
-            if (other.uid, other.name) != (state.uid, state.name):
-                keyed.add(other.uid, _rewritten(other, files))
 
 
 def _publish(target: Location, prefix: str, metadata: CompletedCheckpoint, files: UnsharedFiles) -> None:

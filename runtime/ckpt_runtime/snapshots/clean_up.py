@@ -80,26 +80,18 @@ class JobCleanUp:
     def __call__(self) -> None:
         check_directory(self.storage.location if self.directory_known else self.storage.location.parent)
         first_kept = sys.maxsize if self.keeps_nothing else self.first_kept
-        _delete_checkpoints(self.storage, range(self.first_id, first_kept))
-        _delete_shared_files(self.storage, self.first_id, keeps_nothing=self.keeps_nothing)
+        ids = range(self.first_id, first_kept)
+        for checkpoint_id in self.storage.list_checkpoints():
+            if checkpoint_id in ids or not has_metadata(self.storage.checkpoint(checkpoint_id)):
+                delete_checkpoint(self.storage, checkpoint_id)
+        if self.keeps_nothing and self.first_id == FIRST_CHECKPOINT_ID and read_claim(self.storage.location) is None:
+            delete_tree(self.storage.shared)
+            delete_tree(self.storage.task_owned)
+        else:
+            _delete_unused_shared_files(self.storage, range(self.first_id, sys.maxsize))
         release_job_directory(self.storage)
         self.directory_known = False  # from here on this attempt itself may have deleted it
         delete_job_directory(self.storage)
-
-
-def _delete_checkpoints(storage: CheckpointStorage, ids: range) -> None:
-    """Deletes the checkpoints of ``ids``, and those that are not complete."""
-    for checkpoint_id in storage.list_checkpoints():
-        if checkpoint_id in ids or not has_metadata(storage.checkpoint(checkpoint_id)):
-            delete_checkpoint(storage, checkpoint_id)
-
-
-def _delete_shared_files(storage: CheckpointStorage, first_id: int, *, keeps_nothing: bool) -> None:
-    if keeps_nothing and first_id == FIRST_CHECKPOINT_ID and read_claim(storage.location) is None:
-        delete_tree(storage.shared)
-        delete_tree(storage.task_owned)
-    else:
-        _delete_unused_shared_files(storage, range(first_id, sys.maxsize))
 
 
 def _delete_unused_shared_files(storage: CheckpointStorage, ids: range) -> None:

@@ -183,7 +183,18 @@ def copy_files(directory: Location, files: list[StateFile], target: Location, pr
     def copy(file: StateFile) -> None:
         started.wait()
         if not interrupted.is_set():
-            _copy(directory, file, target)
+            source, copy = locate(directory, file.path), locate(target, file.path)
+            with missing_files_as_damage():
+                found = file_size(source)
+            if found != file.length:
+                raise CorruptFileError(f"{source.url}: damaged, it has {found} bytes and not {file.length}", source.url)
+            with StateFileWriter(copy.parent, _ALWAYS_A_FILE, name=copy.name) as writer:
+                for offset in range(0, max(1, file.length), _CHUNK_BYTES):
+                    writer.write(read_range(source, offset, min(_CHUNK_BYTES, file.length - offset)))
+                written = writer.finish()
+            if written.checksum != file.checksum:
+                message = f"{source.url}: damaged, its checksum is {written.checksum} and not {file.checksum}"
+                raise CorruptFileError(message, source.url)
 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="copy") as pool:
         try:
@@ -198,21 +209,6 @@ def copy_files(directory: Location, files: list[StateFile], target: Location, pr
                 interrupted.set()
                 started.set()
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _copy(directory: Location, file: StateFile, target: Location) -> None:
-    source, copy = locate(directory, file.path), locate(target, file.path)
-    with missing_files_as_damage():
-        found = file_size(source)
-    if found != file.length:
-        raise CorruptFileError(f"{source.url}: damaged, it has {found} bytes and not {file.length}", source.url)
-    with StateFileWriter(copy.parent, _ALWAYS_A_FILE, name=copy.name) as writer:
-        for offset in range(0, max(1, file.length), _CHUNK_BYTES):
-            writer.write(read_range(source, offset, min(_CHUNK_BYTES, file.length - offset)))
-        written = writer.finish()
-    if written.checksum != file.checksum:
-        message = f"{source.url}: damaged, its checksum is {written.checksum} and not {file.checksum}"
-        raise CorruptFileError(message, source.url)
 
 
 def _discard(files: list[StateFile], target: Location) -> None:

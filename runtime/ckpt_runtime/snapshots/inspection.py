@@ -45,8 +45,7 @@ class SnapshotSummary(Struct, frozen=True):
 
 
 class StateDescription(Struct, frozen=True):
-    """One named state. Keyed state has ``schema`` and, if counted, ``rows`` and ``keys``; for a list state, ``rows``
-    is the number of items."""
+    """One named state; ``schema`` is for keyed state, ``keys`` for counted ones. A list state's items are ``rows``."""
 
     operator: str
     state: str

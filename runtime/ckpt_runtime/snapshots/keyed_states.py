@@ -242,21 +242,22 @@ class _Export:
 
     def rows(self, name: str, key_groups: KeyGroupRange) -> _Rows:
         if key_groups != self._latest:
-            self._write(key_groups)
+            self._latest = None
+            self._local = HeldDirectory("ckpt-exported-")
+            directory = resolve(self._local.path)
+            met = [handle for handle in self.handles if len(handle.key_groups.intersection(key_groups))]
+            operator = (self.uid, key_groups, self.vertex.max_parallelism)
+            written = rewrite(
+                self.snapshot, self.handles[0].backend, operator, met, _CANONICAL, UnsharedFiles(directory)
+            )
+            handles = [handle for handle in written if isinstance(handle, CanonicalKeyedStateHandle)]
+            self._states = {
+                state.name: state for state in _canonical_states(directory.url, self.vertex, self.uid, handles)
+            }
+            self._latest = key_groups
         state, _in_use = self._states.get(name), self._local
         if state is not None:
             yield from state.rows(key_groups)
-
-    def _write(self, key_groups: KeyGroupRange) -> None:
-        self._latest = None
-        self._local = HeldDirectory("ckpt-exported-")
-        directory = resolve(self._local.path)
-        met = [handle for handle in self.handles if len(handle.key_groups.intersection(key_groups))]
-        operator = (self.uid, key_groups, self.vertex.max_parallelism)
-        written = rewrite(self.snapshot, self.handles[0].backend, operator, met, _CANONICAL, UnsharedFiles(directory))
-        handles = [handle for handle in written if isinstance(handle, CanonicalKeyedStateHandle)]
-        self._states = {state.name: state for state in _canonical_states(directory.url, self.vertex, self.uid, handles)}
-        self._latest = key_groups
 
     def close(self) -> None:
         local, self._local, self._latest = self._local, None, None

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, OperatorSubtaskState, SubtaskState
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, SubtaskState
 from ckpt_runtime.connectors.split_source import ENDED_SPLITS, ENUMERATOR, OPEN_SPLITS, repositioned_item
 from ckpt_runtime.graph.schema import DocumentError, check_values, checked
 from ckpt_runtime.sources import StartPosition
@@ -113,7 +113,12 @@ def _set(
             kept = {}
             for name, operator in state.operators.items():
                 reading += [item for listed in operator.lists if listed.name == OPEN_SPLITS for item in listed.items]
-                kept[name] = _without_splits(operator, but_ended=position.kind == "latest")
+                # Splits that have ended are kept for ``latest`` only: otherwise they may be read again, and must not be
+                # cleaned up.
+                dropped = (OPEN_SPLITS,) if position.kind == "latest" else (OPEN_SPLITS, ENDED_SPLITS)
+                kept[name] = replace(
+                    operator, lists=tuple(listed for listed in operator.lists if listed.name not in dropped)
+                )
             states[key] = replace(state, operators=kept)
     item = repositioned_item(dict(_enumerators(metadata))[uid], reading, position)
     for key, state in states.items():
@@ -123,15 +128,6 @@ def _set(
                 replace(listed, items=(item,)) if listed.name == ENUMERATOR else listed for listed in operator.lists
             )
             states[key] = replace(state, operators={**state.operators, uid: replace(operator, lists=lists)})
-
-
-def _without_splits(operator: OperatorSubtaskState, *, but_ended: bool) -> OperatorSubtaskState:
-    """Without the splits of a reader.
-
-    Those that have ended are kept for ``latest`` only: otherwise they may be read again, and must not be cleaned up.
-    """
-    dropped = (OPEN_SPLITS,) if but_ended else (OPEN_SPLITS, ENDED_SPLITS)
-    return replace(operator, lists=tuple(listed for listed in operator.lists if listed.name not in dropped))
 
 
 def _check(

@@ -79,9 +79,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A complete snapshot. ``directory`` is the directory in which it was found, which may differ from the one to which
-    it was written.
-    """
+    """A complete snapshot in the ``directory`` where it was found, which need not be the one it was written to."""
 
     directory: Location
     metadata: CompletedCheckpoint
@@ -289,7 +287,10 @@ class StoredFiles:
         self._open: dict[StateFile, StateFileReader] = {}
 
     def read(self, file: StateFile, offset: int, length: int) -> bytes | memoryview:
-        return self._reader(file).read(offset, length)
+        reader = self._open.get(file)
+        if reader is None:
+            reader = self._open[file] = StateFileReader(self._directory, file)
+        return reader.read(offset, length)
 
     def fetch(self, file: StateFile, path: str, *, may_link: bool = False) -> None:
         with closing(StateFileReader(self._directory, file)) as reader:
@@ -311,12 +312,6 @@ class StoredFiles:
         except StorageError as error:
             logger.warning("cannot use the local copy of %s, the file is read from the snapshot: %s", file.path, error)
             return False
-
-    def _reader(self, file: StateFile) -> StateFileReader:
-        reader = self._open.get(file)
-        if reader is None:
-            reader = self._open[file] = StateFileReader(self._directory, file)
-        return reader
 
     def close(self) -> None:
         for reader in self._open.values():

@@ -49,12 +49,8 @@ class BarrierStageProvider:
         self._context = context
         self._driver_host = driver_host
         self._log = log
-        self._capacity = self._task_slots()
-
-    @property
-    def capacity(self) -> int:
+        self.capacity = self._task_slots()
         """The number of task slots of Spark's executors, as of the last poll."""
-        return self._capacity
 
     def watch_capacity(self, changed: Callable[[], None]) -> None:
         """Poll in a thread, because an unresponsive JVM must not block the driver's event loop."""
@@ -68,9 +64,9 @@ class BarrierStageProvider:
             except Exception as error:  # the application is over, which ApplicationWatch reports
                 logger.debug("Spark no longer reports its capacity: %s", error)
                 return
-            if capacity != self._capacity:
-                logger.info("Spark has %d task slots, before %d", capacity, self._capacity)
-                self._capacity = capacity
+            if capacity != self.capacity:
+                logger.info("Spark has %d task slots, before %d", capacity, self.capacity)
+                self.capacity = capacity
                 changed()
 
     def _task_slots(self) -> int:

@@ -138,9 +138,5 @@ def prefer_installed_pyspark() -> None:
 
 def _preferred() -> list[str]:
     if any((Path(entry) / "pyspark" / "__init__.py").is_file() for entry in sys.path if entry):
-        return [entry for entry in sys.path if not _is_zipped(entry)]
+        return [entry for entry in sys.path if not (entry.endswith(".zip") and Path(entry).name.startswith(_ZIPPED))]
     return list(sys.path)
-
-
-def _is_zipped(entry: str) -> bool:
-    return entry.endswith(".zip") and Path(entry).name.startswith(_ZIPPED)

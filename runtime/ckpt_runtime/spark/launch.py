@@ -70,11 +70,6 @@ class SessionInfo:
         return self.leader.is_alive or self.driver.is_alive
 
 
-def new_token() -> str:
-    """Make a token of 256 random bits."""
-    return secrets.token_urlsafe(32)
-
-
 class SessionSettings(TypedDict, total=False):
     """The settings of a session to be started, besides its Spark master and its slots.
 
@@ -183,7 +178,7 @@ def _prepared(
     conf, spark_conf = dict(settings.get("conf", {})), settings.get("spark_conf", {})
     token = settings.get("token")
     if settings.get("authenticated", True):
-        token = token or _configured_token(conf) or new_token()
+        token = token or _configured_token(conf) or secrets.token_urlsafe(32)
         conf.pop(_TOKEN_OPTION, None)
     else:
         conf |= NO_AUTHENTICATION

@@ -268,7 +268,13 @@ def main(arguments: list[str] | None = None) -> None:
         if options is not None and options.properties_file is not None:
             options.properties_file.unlink(missing_ok=True)
     if lost:
-        _say_at_last(options.log_file, f"the session has ended: {lost}")
+        # Written directly to the log, because this process's output passes through the JVM, which may have ended.
+        text = f"the session has ended: {lost}"
+        if options.log_file is None:
+            logger.error(text)
+        else:
+            with append_private(options.log_file) as log:
+                log.write(f"{text}\n".encode())
         sys.exit(1)
 
 
@@ -289,15 +295,6 @@ def _keep_snapshots(work: Path) -> None:
     (work / LOCK).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         work.rmdir()
-
-
-def _say_at_last(log_file: Path | None, text: str) -> None:
-    """Write directly to the log, because this process's output passes through the JVM, which may have ended."""
-    if log_file is None:
-        logger.error(text)
-    else:
-        with append_private(log_file) as log:
-            log.write(f"{text}\n".encode())
 
 
 def _run(options: SessionOptions, sockets: str) -> str:

@@ -78,7 +78,17 @@ class SlotAgent:
         except ConnectionError:
             logger.info("slot %s: the driver is gone", self._slot)
         finally:
-            self._kill_all()
+            workers = list(self._workers.values())
+            for worker in workers:
+                worker.kill()
+            self._starter.close()
+            for worker in workers:
+                worker.wait()
+            for directory in list(self._directories.values()):
+                _remove(directory)
+            # Watchers may still be deleting directories that no other process would delete; they end with this process.
+            for watcher in list(self._watchers.values()):
+                watcher.join(_CLEAN_UP_S)
             connection.close()
 
     def _execute_command(self, command: AgentCommand) -> bool:
@@ -170,19 +180,6 @@ class SlotAgent:
                 if isinstance(directory, HeldDirectory):
                     directory.leave()
                 worker.release()
-
-    def _kill_all(self) -> None:
-        workers = list(self._workers.values())
-        for worker in workers:
-            worker.kill()
-        self._starter.close()
-        for worker in workers:
-            worker.wait()
-        for directory in list(self._directories.values()):
-            _remove(directory)
-        # Watchers may still be deleting directories that no other process would delete; they end with this process.
-        for watcher in list(self._watchers.values()):
-            watcher.join(_CLEAN_UP_S)
 
 
 def _remove(directory: HeldDirectory | str) -> None:

@@ -93,7 +93,12 @@ class ParentWatch:
         while True:
             with self._lock:
                 agent = self._agent
-            ready = self._wait(agent)
+            # No descriptor becomes readable if the lease has expired.
+            poll = select.poll()
+            poll.register(self._woken, select.POLLIN)
+            if agent is not None:
+                poll.register(agent, select.POLLIN)
+            ready = [descriptor for descriptor, _ in poll.poll(self._lease_s * 1000 if agent is None else None)]
             if not ready:
                 logger.info("no agent adopted this worker within %g s", self._lease_s)
                 self._end()
@@ -102,14 +107,6 @@ class ParentWatch:
                 os.read(self._woken, 1)
             elif not self._survives(agent):
                 return
-
-    def _wait(self, agent: int | None) -> list[int]:
-        """Wait for descriptors that become readable; none if the lease has expired."""
-        poll = select.poll()
-        poll.register(self._woken, select.POLLIN)
-        if agent is not None:
-            poll.register(agent, select.POLLIN)
-        return [descriptor for descriptor, _ in poll.poll(self._lease_s * 1000 if agent is None else None)]
 
     def _survives(self, agent: int | None) -> bool:
         """Whether the worker continues after its agent has ended or has just been replaced."""
@@ -194,7 +191,10 @@ def prepare(*more: str) -> None:
 def work(start: WorkerStart, pipe: int) -> NoReturn:
     """Serve the driver until it has ended; ``pipe`` is for the ParentWatch. For a process without threads."""
     parent_watch = _watched_parent(start, pipe)
-    _reseed()
+    # Forks of one process would draw the same numbers. Python's own generator reseeds itself.
+    import numpy as np
+
+    np.random.seed()
     _serve(start, parent_watch)
 
 
@@ -217,13 +217,6 @@ def _watched_parent(start: WorkerStart, pipe: int) -> ParentWatch:
     # Before any slow step, because an agent may end while its worker still imports.
     parent_watch.start()
     return parent_watch
-
-
-def _reseed() -> None:
-    """Reseed NumPy, since forks of one process would draw the same numbers. Python's own generator reseeds itself."""
-    import numpy as np
-
-    np.random.seed()
 
 
 def _serve(start: WorkerStart, parent_watch: ParentWatch) -> NoReturn:

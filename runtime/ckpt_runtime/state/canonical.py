@@ -63,14 +63,6 @@ def schema_as_read(stored: pa.Schema) -> pa.Schema:
     return pq.read_schema(pa.BufferReader(sink.getvalue())).remove_metadata()
 
 
-def check_storable(stored: pa.Schema, what: str) -> None:
-    """Raises :class:`StateSchemaError` for columns that Parquet cannot hold: structs without fields."""
-    try:
-        schema_as_read(stored)
-    except pa.ArrowException as error:
-        raise StateSchemaError(f"{what} has no canonical form: {error}; it has [{schema_text(stored)}]") from error
-
-
 def description(operator: str, name: str, key_groups: KeyGroupRange, descriptor: dict[str, Any]) -> bytes:
     """The key-value metadata of a file."""
     document = {
@@ -112,7 +104,11 @@ class CanonicalWriter:
         self._write(name, descriptor, schema, self._gathered(name, schema, batches))
 
     def _write(self, name: str, descriptor: dict[str, Any], stored: pa.Schema, row_groups: Iterable[pa.Table]) -> None:
-        check_storable(stored, f"state {name!r} of operator {self._uid!r}")
+        try:
+            schema_as_read(stored)
+        except pa.ArrowException as error:  # Parquet cannot hold structs without fields
+            what = f"state {name!r} of operator {self._uid!r} has no canonical form"
+            raise StateSchemaError(f"{what}: {error}; it has [{schema_text(stored)}]") from error
         about = description(self._uid, name, self._key_groups, descriptor)
         written = []
         with self._files.private(SUFFIX) as file:
@@ -136,7 +132,6 @@ class CanonicalWriter:
     def _gathered(
         self, name: str, schema: pa.Schema, batches: Iterable[tuple[int, pa.RecordBatch]]
     ) -> Iterator[pa.Table]:
-        """Gathers batches into row groups."""
         gathered: list[pa.RecordBatch] = []
         groups: list[int] = []
         rows = size = 0

@@ -55,6 +55,11 @@ _UNSIGNED = {kind: np.dtype(f"<u{number.itemsize}") for kind, number in _NUMBERS
 """These tables have Arrow type ids as keys: using ids costs a tenth of calling the tests in ``pa.types`` one by one."""
 
 
+def in_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Converts a column to a type, and decodes it if need be. Raises an error of Arrow if a value does not fit."""
+    return column if column.type == kind else plain(column).cast(kind)
+
+
 def plain(column: pa.Array) -> pa.Array:
     """Decodes dictionary, run-end and view encodings, so that equal values look equal."""
     kind = column.type

@@ -73,7 +73,13 @@ def check_key_types(schema: pa.Schema, keys: Sequence[str]) -> None:
 
 def _hash_array(array: pa.Array, name: str) -> npt.NDArray[np.uint64]:
     if isinstance(array, pa.DictionaryArray) and len(array.dictionary) <= len(array):
-        return _hash_dictionary(array, name)
+        # Each value of the dictionary is hashed once.
+        of_values = np.append(_hash_array(array.dictionary, name), NULL_HASH)
+        indices = array.indices
+        if indices.null_count:
+            indices = pc.fill_null(indices.cast(pa.int64()), len(of_values) - 1)
+        hashes: npt.NDArray[np.uint64] = of_values[indices.to_numpy()]
+        return hashes
     array = columns.plain(array)
     kind = array.type
     out = np.empty(len(array), dtype=np.uint64)
@@ -89,16 +95,6 @@ def _hash_array(array: pa.Array, name: str) -> npt.NDArray[np.uint64]:
         var = variable_bytes(array, name)
         hash_bytes(var.offsets, var.data, var.bitmap, var.bit_offset, out)
     return out
-
-
-def _hash_dictionary(array: pa.DictionaryArray, name: str) -> npt.NDArray[np.uint64]:
-    """Hashes each value of the dictionary once."""
-    of_values = np.append(_hash_array(array.dictionary, name), NULL_HASH)
-    indices = array.indices
-    if indices.null_count:
-        indices = pc.fill_null(indices.cast(pa.int64()), len(of_values) - 1)
-    hashes: npt.NDArray[np.uint64] = of_values[indices.to_numpy()]
-    return hashes
 
 
 def canonical_floats(array: pa.Array) -> columns.FixedColumn:

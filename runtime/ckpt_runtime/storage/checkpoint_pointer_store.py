@@ -138,10 +138,7 @@ class Counters(Struct, frozen=True):
 
 
 class JobCounters:
-    """The next checkpoint id, the next attempt and the last savepoint of one job. They only rise.
-
-    A number is stored before it is used.
-    """
+    """The next checkpoint id and attempt and the last savepoint of a job. They only rise, and are stored before use."""
 
     def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
         """``directory`` need not exist. Touches nothing."""

@@ -76,25 +76,16 @@ class CheckpointStorage:
         """``directory`` is ``execution.checkpointing.dir``. Touches nothing. Raises :class:`InvalidLocationError`."""
         base = directory if isinstance(directory, Location) else resolve(directory)
         self.location = base.child(check_job_id(job_id))
-
-    @property
-    def shared(self) -> Location:
+        self.shared = self.location.child(SHARED_NAME)
         """Files that several checkpoints may refer to."""
-        return self.location.child(SHARED_NAME)
-
-    @property
-    def task_owned(self) -> Location:
+        self.task_owned = self.location.child(TASK_OWNED_NAME)
         """Files that the job manager never deletes."""
-        return self.location.child(TASK_OWNED_NAME)
+        self.owner = self.location.child(OWNER_NAME)
+        """The file that names the cluster whose job writes here. The claim ends with the job's clean-up."""
 
     def checkpoint(self, checkpoint_id: int) -> Location:
         """The directory of one checkpoint, whether it exists or not."""
         return self.location.child(f"{CHECKPOINT_PREFIX}{checkpoint_id}")
-
-    @property
-    def owner(self) -> Location:
-        """The file that names the cluster whose job writes here. The claim ends with the job's clean-up."""
-        return self.location.child(OWNER_NAME)
 
     def claim(self, cluster: str | None) -> None:
         """Claims the directory before the first write: clusters that share a directory may have jobs of the same id.

@@ -126,12 +126,8 @@ def claim_of(snapshot: Location) -> Claim | None:
     return claim if claim is not None and identity(resolve(claim.snapshot)) == identity(snapshot) else None
 
 
-def _none_is_dead(_: Claimant) -> bool:
-    return False
-
-
 def acquire(
-    place: Location, claim: Claim, heir_of: Sequence[str] = (), is_dead: Callable[[Claimant], bool] = _none_is_dead
+    place: Location, claim: Claim, heir_of: Sequence[str] = (), is_dead: Callable[[Claimant], bool] = lambda _: False
 ) -> None:
     """Claims a place. A job that has claimed it before renews its claim, which keeps the files that it names.
 

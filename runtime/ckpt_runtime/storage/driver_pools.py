@@ -65,7 +65,8 @@ class BoundedPool(Executor):
         self._max_waiting = max_waiting
         self._changed = threading.Condition()
         self._waiting: dict[_Call, None] = {}
-        self._hanging = 0
+        self.hanging = 0
+        """The number of calls that have passed their deadline and have not returned."""
         self._threads = 0
         self._idle = 0
         self._numbers = itertools.count()
@@ -76,11 +77,6 @@ class BoundedPool(Executor):
         """Whether it has neither calls nor threads."""
         with self._changed:
             return not self._threads and not self._waiting
-
-    @property
-    def hanging(self) -> int:
-        """The number of calls that have passed their deadline and have not returned."""
-        return self._hanging
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Starts a call as soon as a thread is free. Never raises: a refusal is the future's error.
@@ -116,9 +112,9 @@ class BoundedPool(Executor):
     def _refusal(self) -> str | None:
         if self._closed:
             return f"the driver ends: no more {self._name}"
-        if self._hanging >= self._max_hanging:
+        if self.hanging >= self._max_hanging:
             return (
-                f"{self._hanging} {self._name} have not come back within {self._deadline_s:g} s and still hang; "
+                f"{self.hanging} {self._name} have not come back within {self._deadline_s:g} s and still hang; "
                 f"no more are begun until one of them does (at most {self._max_hanging} may hang)"
             )
         if self._max_waiting is not None and len(self._waiting) >= self._max_waiting + self._idle:
@@ -127,7 +123,7 @@ class BoundedPool(Executor):
 
     @property
     def _thread_limit(self) -> int:
-        return self._limit + min(self._hanging, self._max_hanging)
+        return self._limit + min(self.hanging, self._max_hanging)
 
     def _see_to_threads(self) -> str | None:
         """Provides a thread for a queued call. Returns the reason when no thread can take it."""
@@ -137,7 +133,7 @@ class BoundedPool(Executor):
                 threading.Thread(target=self._work, name=name, daemon=True).start()
             except RuntimeError as error:  # the system refuses to start another thread
                 # Hanging threads will not take the call; a working thread will take it later.
-                if self._threads <= self._hanging:
+                if self._threads <= self.hanging:
                     return f"no thread for {self._name}: {error}"
             else:
                 self._threads += 1
@@ -179,7 +175,7 @@ class BoundedPool(Executor):
         with self._changed:
             call.finished = True
             if call.late:
-                self._hanging -= 1
+                self.hanging -= 1
             return not call.late
 
     def _deadline_passed(self, call: _Call) -> None:
@@ -192,20 +188,20 @@ class BoundedPool(Executor):
                 del self._waiting[call]
                 failure: StorageError = PoolExhaustedError(
                     f"not begun: the {self._name} before this one took {self._deadline_s:g} s, "
-                    f"{self._hanging} of them hang; try again",
+                    f"{self.hanging} of them hang; try again",
                     self._name,
                 )
             else:
                 call.late = True
-                self._hanging += 1
+                self.hanging += 1
                 message = (
                     f"one of the {self._name} has not come back within {self._deadline_s:g} s and is left to itself; "
-                    f"{self._hanging} hang now, and from {self._max_hanging} on no more are begun"
+                    f"{self.hanging} hang now, and from {self._max_hanging} on no more are begun"
                 )
                 failure = StorageTimeoutError(message, self._name)
                 if self._waiting:
                     self._see_to_threads()
-                if self._hanging >= self._threads:  # no thread is left to take them
+                if self.hanging >= self._threads:  # no thread is left to take them
                     unserved = list(self._waiting)
                     self._waiting.clear()
         _settle(call.future, None, failure)
@@ -276,10 +272,7 @@ _MAX_ADDRESSES = 16
 
 
 class AddressPools:
-    """Gives the pool for the address of a URL that a user names: an address that hangs blocks no other one.
-
-    Thread-safe.
-    """
+    """The pool for the address of a URL that a user names: one that hangs blocks no other. Thread-safe."""
 
     def __init__(self, deadline_s: float, made: WeakSet[BoundedPool]) -> None:
         """Adds each pool to ``made``, whose owner shuts them down."""

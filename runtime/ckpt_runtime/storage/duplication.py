@@ -62,16 +62,14 @@ class Means(StrEnum):
 
 
 class Duplicator:
-    """Makes files in one directory. Thread-safe. ``copies_only``: no two files share a block on disk.
-
-    A means that the file system refused once is not tried again.
-    """
+    """Makes files in one directory; a means that was refused is not tried again. ``copies_only``: no shared blocks."""
 
     def __init__(self, directory: Location, *, copies_only: bool) -> None:
         self._directory = directory
         self._links: list[tuple[Means, Callable[[Location, Location], None]]] = []
         if directory.is_local and not copies_only:
-            self._links = [(Means.REFLINK, _reflink), (Means.HARD_LINK, _hard_link_of)]
+            hard_link = (Means.HARD_LINK, lambda source, target: _hard_link(source.path, target))
+            self._links = [(Means.REFLINK, _reflink), hard_link]
 
     def duplicate(self, source: Location, file: StateFile) -> tuple[StateFile, Means]:
         """Makes a file with the content that ``file`` describes, which lies at ``source``; its path is relative.
@@ -92,7 +90,13 @@ class Duplicator:
                     continue
             return _checked(target, file, source), means
         if source.is_object_store and same_filesystem(source, target):
-            _copy_within(source, target)
+            try:
+                with naming("duplicate", source):
+                    source.filesystem.cp_file(source.path, target.path)
+            except BaseException:
+                # A copy whose answer was lost exists all the same.
+                discard_file(target)
+                raise
             return _checked(target, file, source), Means.SERVER_SIDE_COPY
         return self._copied(source, file), Means.COPY
 
@@ -131,16 +135,6 @@ def linked_state_file(path: str, target: Location) -> StateFile:
             discard_file(target)
             raise
     return StateFile(target.name, found.st_size, checksum.text())
-
-
-def _copy_within(source: Location, target: Location) -> None:
-    try:
-        with naming("duplicate", source):
-            source.filesystem.cp_file(source.path, target.path)
-    except BaseException:
-        # A copy whose answer was lost exists all the same.
-        discard_file(target)
-        raise
 
 
 def _checked(target: Location, file: StateFile, source: Location) -> StateFile:

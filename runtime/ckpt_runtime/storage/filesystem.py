@@ -394,9 +394,7 @@ def read_shown(location: Location, limit: int) -> bytes:
 
 
 def read_beginning(location: Location, length: int) -> bytes:
-    """A file's first bytes, fewer if it is shorter, in one read: all from one version if it is replaced during the
-    read.
-    """
+    """At most ``length`` first bytes, in one read: all from one version of a file that is replaced meanwhile."""
     with naming("read", location):
         if location.is_local:
             with opened_regular(location.path) as descriptor:

@@ -279,11 +279,8 @@ class HaStore:
         self.programs = HeldProgramStore(self.root.child("programs"), fence, epoch)
         self.retired = RetiredIdStore(self.root.child("retired"), fence, epoch)
         self.upgrades = FencedDocument(self.root.child("upgrades"), HeldUpgrades, fence, epoch)
-
-    @property
-    def snapshots(self) -> Location:
+        self.snapshots = self.root.child("snapshots")
         """The checkpoint directory of jobs that do not configure one."""
-        return self.root.child("snapshots")
 
     def pointers(self, job_id: str) -> CheckpointPointerStore:
         """The checkpoint pointers of one job; :meth:`JobStore.remove` deletes them with the job."""

@@ -92,7 +92,13 @@ class JobStore:
                 raise AlreadyExistsError(f"job {job.job_id} is already stored in {directory.url}", directory.url)
             if archive is not None:
                 # Archive first: the plan makes the job exist, and must not refer to a missing archive.
-                stored = self._put_archive(directory, stored, archive)
+                checksum = checksum_of(archive)
+                file = self._archive_file(directory, checksum)
+                make_directory(directory)
+                # An existing one was left by an attempt that crashed before the plan; its name contains its checksum.
+                with suppress(AlreadyExistsError):
+                    publish(file, archive)
+                stored = replace(stored, archive_checksum=checksum)
             try:
                 plan.write(0, stored.to_json())
             except ConflictError as error:
@@ -162,15 +168,6 @@ class JobStore:
             return revision, StoredJob.from_json(revision.document)
         except ValueError as error:  # of its shape, or of its id
             raise CorruptFileError(f"{directory.url} holds no usable job: {error}", directory.url) from error
-
-    def _put_archive(self, directory: Location, job: StoredJob, archive: bytes) -> StoredJob:
-        checksum = checksum_of(archive)
-        file = self._archive_file(directory, checksum)
-        make_directory(directory)
-        # An existing one was left by an attempt that crashed before the plan; its name contains its checksum.
-        with suppress(AlreadyExistsError):
-            publish(file, archive)
-        return replace(job, archive_checksum=checksum)
 
     def _job_directory(self, job_id: str) -> Location:
         return self._directory.child(check_job_id(job_id))

@@ -119,14 +119,21 @@ class LeaderStore:
                 raise NotLeaderError(f"another driver leads in {self._root.url}", self._root.url) from error
         with suppress(StorageError):  # the next renewal corrects it
             self.publish_address(info)
-        self._delete_old_leases(info.epoch)
+        # A lease of an earlier epoch that remains or reappears does no harm, because it is never read.
+        with suppress(StorageError):
+            for name in list_names(self._root):
+                if name.startswith("lease-") and name < self._lease_file(info.epoch).name:
+                    delete_file(self._root.child(name))
         return info
 
     def renew(self, info: LeaderInfo, sequence: int) -> None:
         """Gives a sign of life and corrects the published address if need be. Raises :class:`NotLeaderError`."""
         self.check(info)
         replace(self._lease_file(info.epoch), encode_document({"epoch": info.epoch, "sequence": sequence}))
-        if not self._is_published(info):
+        published = self._published()
+        if not (
+            published == asdict(info) if self._signature is None else self._signature.is_good(published, asdict(info))
+        ):
             self.publish_address(info)
 
     def release(self, info: LeaderInfo, *, ended: bool = False) -> None:
@@ -156,24 +163,11 @@ class LeaderStore:
             message = f"{info.app_id} (epoch {info.epoch}) no longer leads, {holder} does"
             raise NotLeaderError(message, self._root.url)
 
-    def _delete_old_leases(self, epoch: int) -> None:
-        """Deletes leases of earlier epochs. One that remains or reappears does no harm, because it is never read."""
-        with suppress(StorageError):
-            for name in list_names(self._root):
-                if name.startswith("lease-") and name < self._lease_file(epoch).name:
-                    delete_file(self._root.child(name))
-
     def publish_address(self, info: LeaderInfo) -> None:
         """Writes the document that clients read."""
         make_directory(self._root)
         document = asdict(info) if self._signature is None else self._signature.signed(asdict(info))
         replace(self._root.child(LEADER_DOCUMENT_NAME), orjson.dumps(document) + b"\n")
-
-    def _is_published(self, info: LeaderInfo) -> bool:
-        published = self._published()
-        return (
-            published == asdict(info) if self._signature is None else self._signature.is_good(published, asdict(info))
-        )
 
     def _published(self) -> Any:
         with suppress(NotFoundError, orjson.JSONDecodeError):
@@ -233,7 +227,15 @@ def opened(data: bytes, token: str | None, cluster: str, now: float) -> Publishe
     document = _parsed(data)
     if token is not None:
         _check_signature(document, token, cluster)
-    leader = _leader(document)
+    rest, app_id, epoch = document.get("rest"), document.get("app_id"), document.get("epoch")
+    good_until = document.get(GOOD_UNTIL)
+    if not isinstance(rest, str) or not _is_address(rest):
+        raise DamagedDocument(f"rest: {rest!r} is not acceptable, it must be the URL of a REST API")
+    if not isinstance(app_id, str) or type(epoch) is not int or epoch < 1:
+        raise DamagedDocument(f"epoch: {epoch!r} is not acceptable, it must be a number from 1 on")
+    if good_until is not None and (isinstance(good_until, bool) or not isinstance(good_until, (int, float))):
+        raise DamagedDocument(f"{GOOD_UNTIL}: {good_until!r} is not acceptable, it must be a time in seconds")
+    leader = PublishedLeader(rest, app_id, epoch, good_until)
     if leader.good_until is None:
         return leader
     if leader.good_until < now:
@@ -271,18 +273,6 @@ def _check_signature(document: Mapping[str, Any], token: str, cluster: str) -> N
         )
     if document.get(CLUSTER) != cluster:
         raise UnprovenDocument(f"it is the document of cluster {document.get(CLUSTER)!r}, not of {cluster!r}")
-
-
-def _leader(document: Mapping[str, Any]) -> PublishedLeader:
-    rest, app_id, epoch = document.get("rest"), document.get("app_id"), document.get("epoch")
-    good_until = document.get(GOOD_UNTIL)
-    if not isinstance(rest, str) or not _is_address(rest):
-        raise DamagedDocument(f"rest: {rest!r} is not acceptable, it must be the URL of a REST API")
-    if not isinstance(app_id, str) or type(epoch) is not int or epoch < 1:
-        raise DamagedDocument(f"epoch: {epoch!r} is not acceptable, it must be a number from 1 on")
-    if good_until is not None and (isinstance(good_until, bool) or not isinstance(good_until, (int, float))):
-        raise DamagedDocument(f"{GOOD_UNTIL}: {good_until!r} is not acceptable, it must be a time in seconds")
-    return PublishedLeader(rest, app_id, epoch, good_until)
 
 
 def _is_address(text: str) -> bool:

@@ -90,7 +90,17 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
     if (values := _values(text)) > MAX_VALUES:
         raise _corrupt(name, f"it has {values} values; at most {MAX_VALUES} are allowed")
     with _collector_paused():
-        return _document(text, name)
+        records = _verified_records(text, name)
+        document: dict[str, Any] = {}
+        for record in records:
+            match record:
+                case ["value", str(key), value] if key not in document:
+                    document[key] = value
+                case ["list", str(key), int(count)] if key not in document and 0 <= count <= MAX_LINES:
+                    document[key] = [_item(next(records, None), name) for _ in range(count)]
+                case _:
+                    raise _corrupt(name, "its lines are not in order")
+        return document
 
 
 def text_length(data: bytes, name: str) -> int:
@@ -187,20 +197,6 @@ def _header(payload: bytes, name: str) -> _Header:
         return checked(header, _Header)
     except DocumentError as error:
         raise _corrupt(name, f"its header is not usable: {error}") from error
-
-
-def _document(text: bytes, name: str) -> dict[str, Any]:
-    records = _verified_records(text, name)
-    document: dict[str, Any] = {}
-    for record in records:
-        match record:
-            case ["value", str(key), value] if key not in document:
-                document[key] = value
-            case ["list", str(key), int(count)] if key not in document and 0 <= count <= MAX_LINES:
-                document[key] = [_item(next(records, None), name) for _ in range(count)]
-            case _:
-                raise _corrupt(name, "its lines are not in order")
-    return document
 
 
 def _item(record: Any, name: str) -> Any:

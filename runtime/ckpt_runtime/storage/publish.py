@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -62,7 +63,7 @@ def publish(location: Location, data: bytes, *, private: bool = True) -> None:
     the write took effect, :class:`StorageError` when it had none.
     """
     if location.is_local:
-        _publish_locally(location, data, _link, private=private)
+        _publish_locally(location, data, partial(os.link, follow_symlinks=False), private=private)
     else:
         _put(location, data, create=True)
 
@@ -112,10 +113,6 @@ def fsync_directory(path: str) -> None:
         os.close(descriptor)
 
 
-def _link(temporary: str, final: str) -> None:
-    os.link(temporary, final, follow_symlinks=False)
-
-
 def _publish_locally(
     location: Location, data: bytes, install: Callable[[str, str], None], *, private: bool = True
 ) -> None:
@@ -143,7 +140,12 @@ def _publish_locally(
 def _put(location: Location, data: bytes, *, create: bool) -> None:
     for _ in range(_CONTENDED_ATTEMPTS):
         try:
-            _pipe(location, data, create=create)
+            mode = "create" if create else "overwrite"
+            if isinstance(location.filesystem, MemoryFileSystem):
+                with _MEMORY_LOCK:
+                    location.filesystem.pipe_file(location.path, data, mode=mode)
+            else:
+                location.filesystem.pipe_file(location.path, data, mode=mode)
         except Exception as error:
             answer = _answer(error)
             if answer is _Answer.CONTENDED:
@@ -152,15 +154,6 @@ def _put(location: Location, data: bytes, *, create: bool) -> None:
         return
     message = f"cannot write {location.url}: others write it all the time"
     raise AmbiguousWriteError(message, location.url)
-
-
-def _pipe(location: Location, data: bytes, *, create: bool) -> None:
-    mode = "create" if create else "overwrite"
-    if isinstance(location.filesystem, MemoryFileSystem):
-        with _MEMORY_LOCK:
-            location.filesystem.pipe_file(location.path, data, mode=mode)
-    else:
-        location.filesystem.pipe_file(location.path, data, mode=mode)
 
 
 class _Answer(Enum):

@@ -53,7 +53,7 @@ class StateFileWriter:
         name_suffix: str = "",
         name: str | None = None,
     ) -> None:
-        self._location = directory.child(name or f"{name_prefix}{uuid4()}{name_suffix}")
+        self.location = directory.child(name or f"{name_prefix}{uuid4()}{name_suffix}")
         self._threshold = memory_threshold
         self._checksum = RunningChecksum()
         self._held = bytearray()
@@ -61,11 +61,6 @@ class StateFileWriter:
         self._ended = False
         self.bytes_written = 0
         self.stream: BinaryIO = cast(BinaryIO, _WriterStream(self))
-
-    @property
-    def location(self) -> Location:
-        """Where the file is, or would be if it became one."""
-        return self._location
 
     def write(self, data: bytes | bytearray | memoryview) -> int:
         """Appends bytes. Raises :class:`StorageError` naming the file; the writer must then be aborted."""
@@ -76,8 +71,13 @@ class StateFileWriter:
         if self._file is None and self.bytes_written + len(view) <= self._threshold:
             self._held += view
         else:
-            with naming("write", self._location):
-                self._write_to_file(view)
+            with naming("write", self.location):
+                if self._file is None:
+                    self._file = self._open()
+                    if self._held:
+                        self._file.write(bytes(self._held))
+                        self._held = bytearray()
+                self._file.write(view if self.location.is_local else bytes(view))
         self.bytes_written += len(view)
         return len(view)
 
@@ -88,15 +88,15 @@ class StateFileWriter:
         if self._file is None:
             self._ended = True
             return StateFile("", self.bytes_written, self._checksum.text(), bytes(self._held))
-        with naming("write", self._location):
+        with naming("write", self.location):
             self._file.flush()
-            if self._location.is_local:
+            if self.location.is_local:
                 os.fsync(self._file.fileno())
             self._file.close()
-            if self._location.is_local:
-                self._settle_entry(self._location.parent)
+            if self.location.is_local:
+                self._settle_entry(self.location.parent)
         self._ended = True
-        return StateFile(self._location.name, self.bytes_written, self._checksum.text())
+        return StateFile(self.location.name, self.bytes_written, self._checksum.text())
 
     def _settle_entry(self, directory: Location) -> None:
         """Makes the file's name durable; subclasses may have this done for several files at once."""
@@ -110,29 +110,18 @@ class StateFileWriter:
         self._held = bytearray()
         if self._file is not None:
             with suppress(Exception):
-                self._discard()
-            discard_file(self._location)
-
-    def _discard(self) -> None:
-        if isinstance(self._file, AbstractBufferedFile):
-            # Closing it would upload what was written so far.
-            self._file.discard()
-            self._file.closed = True
-        else:
-            self._file.close()
-
-    def _write_to_file(self, view: memoryview) -> None:
-        if self._file is None:
-            self._file = self._open()
-            if self._held:
-                self._file.write(bytes(self._held))
-                self._held = bytearray()
-        self._file.write(view if self._location.is_local else bytes(view))
+                if isinstance(self._file, AbstractBufferedFile):
+                    # Closing it would upload what was written so far.
+                    self._file.discard()
+                    self._file.closed = True
+                else:
+                    self._file.close()
+            discard_file(self.location)
 
     def _open(self) -> Any:
-        if self._location.is_local:
-            return open(self._location.path, "xb", buffering=_BUFFER_BYTES, opener=open_private)
-        return self._location.filesystem.open(self._location.path, "wb")
+        if self.location.is_local:
+            return open(self.location.path, "xb", buffering=_BUFFER_BYTES, opener=open_private)
+        return self.location.filesystem.open(self.location.path, "wb")
 
     def __enter__(self) -> StateFileWriter:
         return self

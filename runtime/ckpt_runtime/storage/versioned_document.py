@@ -135,8 +135,21 @@ class VersionedDocument:
             publish(file, data)
         except AlreadyExistsError:
             raise self._conflict(expected) from None
-        # Old revisions are deleted last: a crash in between leaves one too many, never one too few.
-        self._delete(self._superseded(expected, file))
+        # Settles the races that exclusive creation alone leaves open: the number may have been used and deleted.
+        numbers = self._numbers()
+        if max(numbers, default=0) > expected + 1:
+            message = f"{self.directory.url} went on to a later revision at once; read it to see what it is based on"
+            raise AmbiguousWriteError(message, self.directory.url)
+        if expected and expected not in numbers:
+            # The document has been removed in the meantime and must not be created again.
+            delete_file(file)
+            raise self._conflict(expected)
+        # Last: a crash before leaves one revision too many, never one too few. One that remains does no harm, and the
+        # next write tries again.
+        with suppress(StorageError):
+            for number in numbers:
+                if number <= expected:
+                    delete_file(self._file(number))
 
     def change(
         self,
@@ -191,27 +204,6 @@ class VersionedDocument:
                 delete_file(self._file(number))
         with suppress(StorageError):
             delete_empty_directory(self.directory)
-
-    def _superseded(self, expected: int, file: Location) -> list[int]:
-        """The older revisions that still exist, once ``file`` is published.
-
-        Settles the races that exclusive creation alone leaves open: the number may have been used and deleted.
-        """
-        numbers = self._numbers()
-        if max(numbers, default=0) > expected + 1:
-            message = f"{self.directory.url} went on to a later revision at once; read it to see what it is based on"
-            raise AmbiguousWriteError(message, self.directory.url)
-        if expected and expected not in numbers:
-            # The document has been removed in the meantime and must not be created again.
-            delete_file(file)
-            raise self._conflict(expected)
-        return [number for number in numbers if number <= expected]
-
-    def _delete(self, numbers: list[int]) -> None:
-        # An old revision that remains does no harm; the next write tries again.
-        with suppress(StorageError):
-            for number in numbers:
-                delete_file(self._file(number))
 
     def _latest(self) -> int:
         return max(self._numbers(), default=0)

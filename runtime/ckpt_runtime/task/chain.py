@@ -123,12 +123,10 @@ class ChainEnd:
         return self._capture(lambda partition, share: partition.switch_to_unaligned(checkpoint_id, share), limit)
 
     def holds_barrier(self, checkpoint_id: int) -> bool:
-        """Whether a barrier that may overtake still waits on this side."""
         return any(partition.holds_barrier(checkpoint_id) for partition in self.partitions)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no element waits on this side."""
         return all(partition.is_empty for partition in self.partitions)
 
     def _capture(
@@ -153,14 +151,16 @@ class ChainEnd:
         return None
 
     def check(self) -> None:
-        """Raises :attr:`error`."""
         error = self.error
         if error is not None:
             raise error
 
-    def flush_due(self, now_ms: float) -> None:
+    def flush_due(self, now_ms: float, *, early: bool = True) -> bool:
+        """See :meth:`ResultPartition.flush_due`."""
+        sent = False
         for partition in self.partitions:
-            partition.flush_due(now_ms)
+            sent |= partition.flush_due(now_ms, early=early)
+        return sent
 
     @property
     def next_flush_ms(self) -> float | None:
@@ -207,12 +207,10 @@ class OperatorChain:
 
     @property
     def is_open(self) -> bool:
-        """Whether all operators were opened, and not closed since."""
         return self._opened == len(self.operators)
 
     @property
     def requires_final_checkpoint(self) -> bool:
-        """Whether any operator requires one."""
         return any(operator.requires_final_checkpoint for operator in self.operators)
 
     @property

@@ -26,30 +26,11 @@ from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.connectors.registry import create_connector
 from ckpt_runtime.frontend.program import load_plan
+from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.compiler import CompiledPlan
+from ckpt_runtime.graph.event_time import uses_event_time
 from ckpt_runtime.graph.job_graph import BATCHES, JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.graph.specs import (
-    AggregateSpec,
-    ConditionSpec,
-    DeduplicateSpec,
-    EvaluateSpec,
-    ExpandSpec,
-    GenerateSpec,
-    GroupSpec,
-    JoinSpec,
-    LimitSpec,
-    MapInArrowSpec,
-    ObserveSpec,
-    OperatorSpec,
-    ProcessSpec,
-    PythonFunctionsSpec,
-    RangeReaderSpec,
-    SortSpec,
-    StaticJoinSpec,
-    TableSpec,
-    WatermarkSpec,
-)
 from ckpt_runtime.network.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
@@ -106,7 +87,6 @@ class Wakeup:
         self._sleeping = False
 
     def wake(self) -> None:
-        """Wakes the sleeper. Called by any thread."""
         # A plain flag: nearly all wake-ups find the thread awake, and setting an event takes a lock.
         if self._sleeping:
             self._event.set()
@@ -171,18 +151,27 @@ class TaskThread:
             for subtask in live:
                 # Entered before the step, so that a step that does not return counts as busy.
                 subtask.metrics.timer.enter(Activity.BUSY, now)
-                try:
-                    progress |= subtask.step()
-                except BaseException as error:
-                    subtask.fail(error)
-                    progress = True
+                progress |= self._tried(subtask, subtask.step)
                 now = clock()
                 subtask.metrics.timer.enter(None, now)
+            # Before the thread sleeps: until then, buffers may fill up.
+            if not progress:
+                for subtask in live:
+                    progress |= self._tried(subtask, subtask.flush)
             if progress:
                 if any(subtask.state not in _LIVE for subtask in live):
                     live = [subtask for subtask in live if subtask.state in _LIVE]
             else:
                 self._sleep(live)
+
+    @staticmethod
+    def _tried(subtask: Subtask, work: Callable[[], bool]) -> bool:
+        """Whether the work has changed anything; a subtask whose work raises an error has failed."""
+        try:
+            return work()
+        except BaseException as error:
+            subtask.fail(error)
+            return True
 
     def _sleep(self, live: Sequence[Subtask]) -> None:
         # Called before the last check for work, so that work that arrives after the check ends the sleep.
@@ -201,45 +190,46 @@ class TaskThread:
 
 
 _OF_SPEC: dict[type, Callable[..., Operator]] = {
-    ConditionSpec: ConditionOperator,
-    ObserveSpec: ObserveOperator,
-    EvaluateSpec: EvaluateOperator,
-    ExpandSpec: ExpandOperator,
-    GenerateSpec: GenerateOperator,
-    PythonFunctionsSpec: PythonFunctionsOperator,
-    MapInArrowSpec: MapInArrowOperator,
-    WatermarkSpec: WatermarkOperator,
-    TableSpec: ResultTableOperator,
-    SortSpec: SortOperator,
-    LimitSpec: LimitOperator,
-    DeduplicateSpec: DeduplicateOperator,
-    JoinSpec: JoinOperator,
-    StaticJoinSpec: StaticJoinOperator,
+    specs.ConditionSpec: ConditionOperator,
+    specs.ObserveSpec: ObserveOperator,
+    specs.EvaluateSpec: EvaluateOperator,
+    specs.ExpandSpec: ExpandOperator,
+    specs.GenerateSpec: GenerateOperator,
+    specs.PythonFunctionsSpec: PythonFunctionsOperator,
+    specs.MapInArrowSpec: MapInArrowOperator,
+    specs.WatermarkSpec: WatermarkOperator,
+    specs.TableSpec: ResultTableOperator,
+    specs.SortSpec: SortOperator,
+    specs.LimitSpec: LimitOperator,
+    specs.DeduplicateSpec: DeduplicateOperator,
+    specs.JoinSpec: JoinOperator,
+    specs.StaticJoinSpec: StaticJoinOperator,
 }
 """Operators that are made from their spec alone."""
 
 
-def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Operator:
+def create_operator(spec: specs.OperatorSpec, input_schema: pa.Schema | None) -> Operator:
     """A new operator, not opened yet. ``input_schema`` is None for sources."""
     make = _OF_SPEC.get(type(spec))
     if make is not None:
         return make(spec)
     match spec:
-        case AggregateSpec():
+        case specs.AggregateSpec():
             return AggregateOperator(spec, input_schema)
-        case GroupSpec():
+        case specs.GroupSpec():
             return GroupOperator(spec) if spec.session is None else SessionOperator(spec)
-        case ProcessSpec(in_arrow=True):
+        case specs.ProcessSpec(in_arrow=True):
             return ArrowProcessorOperator(spec, input_schema)
-        case ProcessSpec():
+        case specs.ProcessSpec():
             return StatefulProcessorOperator(spec, input_schema)
         case _:
             return create_connector(spec)
 
 
-def is_keyed(spec: OperatorSpec) -> bool:
-    """Whether the operator keeps state per key, and so needs a keyed backend."""
-    return isinstance(spec, AggregateSpec | GroupSpec | TableSpec | DeduplicateSpec | ProcessSpec | JoinSpec)
+_KEYED = (
+    specs.AggregateSpec | specs.GroupSpec | specs.TableSpec | specs.DeduplicateSpec | specs.ProcessSpec | specs.JoinSpec
+)
+"""The operators that keep state per key, and so need a keyed backend."""
 
 
 def waiting_input(gate: InputGate) -> WaitingInput:
@@ -292,7 +282,7 @@ class DeployedJob:
         self.subtasks: dict[SubtaskKey, Subtask] = {}
         self._plan = plan
         self._greatest_watermark = any(
-            isinstance(spec, WatermarkSpec) and spec.greatest for spec in plan.specs.values()
+            isinstance(each, specs.WatermarkSpec) and each.greatest for each in plan.specs.values()
         )
         self._transport = transport
         self._host = host
@@ -314,7 +304,13 @@ class DeployedJob:
             for backend in self._backends:
                 backend.close()
             raise
-        self.threads = self._threads(shared)
+        built_in = [subtask for key, subtask in self.subtasks.items() if self._wakeups[key] is shared]
+        threads = [
+            TaskThread(subtask.name, [subtask], self._wakeups[key])
+            for key, subtask in self.subtasks.items()
+            if self._wakeups[key] is not shared
+        ]
+        self.threads = [TaskThread("built-in operators", built_in, shared), *threads] if built_in else threads
 
     def start(self) -> None:
         for thread in self.threads:
@@ -343,15 +339,6 @@ class DeployedJob:
         vertex = self._graph.vertex(descriptor.vertex_id)
         return any(operator.user_code for operator in vertex.operators)
 
-    def _threads(self, shared: Wakeup) -> list[TaskThread]:
-        built_in = [subtask for key, subtask in self.subtasks.items() if self._wakeups[key] is shared]
-        threads = [
-            TaskThread(subtask.name, [subtask], self._wakeups[key])
-            for key, subtask in self.subtasks.items()
-            if self._wakeups[key] is not shared
-        ]
-        return [TaskThread("built-in operators", built_in, shared), *threads] if built_in else threads
-
     def _build_gate(self, descriptor: SubtaskDescriptor, wakeup: Wakeup) -> None:
         key = (descriptor.vertex_id, descriptor.subtask_index)
         self._wakeups[key] = wakeup
@@ -378,7 +365,10 @@ class DeployedJob:
                 for edge, channels in output_channels(self._graph, *key)
             ]
         )
-        operators = [self._operator(node.uid) for node in vertex.operators]
+        operators = [
+            create_operator(self._plan.specs[node.uid], self._plan.input_schemas.get(node.uid))
+            for node in vertex.operators
+        ]
         holder: list[Subtask] = []
         contexts = [
             replace(self._context(descriptor, vertex, position, holder), chain_time=end.time)
@@ -407,23 +397,22 @@ class DeployedJob:
         peers = [channel.peer for _, channels in input_channels(self._graph, *key) for channel in channels]
         local = [peer == descriptor.subtask_index for peer in peers]
         subtask.debloating = input_debloating(self.configuration, self._gates[key].channels, local)
+        # User code may take seconds in a step, before whose end nothing is sent.
+        subtask.fills_buffers = not self._has_user_code(descriptor)
         holder.append(subtask)
         self.subtasks[key] = subtask
 
     def _reads_ranges(self, vertex_id: str) -> bool:
         """Whether a buffer to that vertex means hours of work, so that few are in flight and none is gathered."""
         head = self._graph.vertex(vertex_id).operators[0]
-        return isinstance(self._plan.specs[head.uid], RangeReaderSpec)
+        return isinstance(self._plan.specs[head.uid], specs.RangeReaderSpec)
 
     def _buffer_rows(self, target: str) -> int:
         """Rows per buffer to that vertex: fewer if each row costs a call, since barriers wait for buffers."""
         rows = self.configuration.get(TaskManagerOptions.BUFFER_ROWS)
         spec = self._plan.specs[self._graph.vertex(target).operators[0].uid]
-        by_row = isinstance(spec, ProcessSpec) and not spec.in_arrow
+        by_row = isinstance(spec, specs.ProcessSpec) and not spec.in_arrow
         return min(rows, ROW_MODE_BUFFER_ROWS) if by_row else rows
-
-    def _operator(self, uid: str) -> Operator:
-        return create_operator(self._plan.specs[uid], self._plan.input_schemas.get(uid))
 
     def _restored_input(self, descriptor: SubtaskDescriptor, vertex: JobVertex) -> RestoredInput | None:
         """Raises UnreadableInFlightDataError when restored rows have a schema that the vertex no longer takes."""
@@ -431,7 +420,7 @@ class DeployedJob:
             return None
         head = vertex.operators[0]
         spec = self._plan.specs[head.uid]
-        also = GroupAggregates(spec).takes_partial if isinstance(spec, GroupSpec) else None
+        also = GroupAggregates(spec).takes_partial if isinstance(spec, specs.GroupSpec) else None
         for stream in descriptor.in_flight:
             check_schema(stream, self._input_schema(head.uid, stream.edge), head.uid, also)
         location = resolve(self.deployment.snapshot_directory)
@@ -446,7 +435,7 @@ class DeployedJob:
     def _input_schema(self, uid: str, gate: int) -> pa.Schema | None:
         """The schema that the head of a vertex takes from one of its inputs; None if the plan does not know it."""
         spec = self._plan.specs[uid]
-        if isinstance(spec, JoinSpec):
+        if isinstance(spec, specs.JoinSpec):
             return spec.sides[spec.side_of_gate(gate)].schema
         return self._plan.input_schemas.get(uid)
 
@@ -476,14 +465,22 @@ class DeployedJob:
             overtakes=self._graph.overtakes(edge),
         )
         spec = self._plan.specs[self._graph.vertex(edge.target).operators[0].uid]
-        if isinstance(spec, GroupSpec) and Combiner.combines(spec):
+        if isinstance(spec, specs.GroupSpec) and Combiner.combines(spec):
             partition.combiner = Combiner(spec)
+        partition.cut_by_ranges = self._use_event_time(edge.target)
         if edge.partitioning is Partitioning.FORWARD and isinstance(subpartitions[0], LocalSubpartition):
             partition.by_reference = True
             partition.keeps_dictionaries = getattr(_OF_SPEC.get(type(spec)), "takes_dictionaries", False)
         for position, subpartition in enumerate(subpartitions):
             subpartition.buffer_size.listen(partial(partition.limit_bytes, position))
         return partition
+
+    def _use_event_time(self, vertex_id: str) -> bool:
+        """Whether an operator of that vertex, or of one behind it, uses event time."""
+        uids = [operator.uid for operator in self._graph.vertex(vertex_id).operators]
+        return any(uses_event_time(self._plan.specs[uid]) for uid in uids) or any(
+            self._use_event_time(edge.target) for edge in self._graph.outputs(vertex_id)
+        )
 
     def _context(
         self, descriptor: SubtaskDescriptor, vertex: JobVertex, position: int, holder: list[Subtask]
@@ -493,7 +490,7 @@ class DeployedJob:
         gate = self._gates[descriptor.vertex_id, descriptor.subtask_index]
         state = descriptor.state.get(node.uid)
         backend: KeyedStateBackend | None = None
-        if is_keyed(self._plan.specs[node.uid]) and not descriptor.finished:
+        if isinstance(self._plan.specs[node.uid], _KEYED) and not descriptor.finished:
             backend = create_keyed_backend(
                 self.configuration.get(StateOptions.BACKEND_TYPE),
                 BackendParameters(

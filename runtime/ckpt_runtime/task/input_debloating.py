@@ -56,21 +56,16 @@ class BufferDebloater:
             return None
         wanted = processed_bytes / active_ms * self._target_ms / self._buffers
         for _ in range(max(1, min(int(active_ms / self._period_ms), self._most_periods))):
-            self._smooth(wanted)
+            # Growth is limited like shrinking: one sample during a burst must not undo many samples of slow rows.
+            wanted = max(self._min, min(wanted, 2 * self._smoothed))
+            smoothed = self._smoothed + self._weight * (wanted - self._smoothed)
+            self._smoothed = min(float(self._max), smoothed)
         size = round(self._smoothed)
-        if size == self.size or not (self._differs(size) or size in (self._min, self._max)):
+        differs = abs(size - self.size) >= self._threshold * self.size
+        if size == self.size or not (differs or size in (self._min, self._max)):
             return None
         self.size = size
         return size
-
-    def _smooth(self, wanted: float) -> None:
-        """Limits growth like shrinking; otherwise one sample during a burst would undo many samples of slow rows."""
-        wanted = max(self._min, min(wanted, 2 * self._smoothed))
-        smoothed = self._smoothed + self._weight * (wanted - self._smoothed)
-        self._smoothed = min(float(self._max), smoothed)
-
-    def _differs(self, size: int) -> bool:
-        return abs(size - self.size) >= self._threshold * self.size
 
 
 class InputDebloating:

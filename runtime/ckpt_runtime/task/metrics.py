@@ -41,12 +41,10 @@ class ActivityTimer:
 
     @property
     def activity(self) -> Activity | None:
-        """The activity of the current interval."""
         return self._state[1]
 
     @property
     def closed(self) -> TimeSpent:
-        """The intervals that have ended."""
         return self._state[0]
 
     def until(self, now_ns: int) -> TimeSpent:

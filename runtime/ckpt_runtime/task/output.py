@@ -2,7 +2,8 @@
 
 Rows are split over the channels, gathered into buffers of good size, and sent when a buffer is full, when the buffer
 timeout has passed, or before a control element. A partly filled buffer is sent earlier if its receiver has processed
-all buffers that were sent to it: so buffers fill up while the receiver is busy, and rows do not wait at low rates.
+all buffers that were sent to it. A thread of built-in operators sends it only when it has nothing else to do: so
+buffers fill up while the receiver or the sender is busy, and rows do not wait at low rates.
 No function here blocks: the subtask checks ``has_room`` before it does any work that may emit.
 
 The current buffer of a subtask is processed in slices, so that no barrier waits for a whole buffer of slow rows.
@@ -194,7 +195,8 @@ class ResultPartition:
     A ``combiner`` aggregates each batch first, if that pays: rows of two schemas then follow each other, in buffers of
     their own. With ``keeps_dictionaries`` columns that are dictionaries stay so: for a
     consumer in the same worker that takes them. With ``by_reference`` batches reach the only consumer as they are, if
-    they are not very large: cutting them would save no memory, and cost the consumer a call for each part.
+    they are not very large: cutting them would save no memory, and cost the consumer a call for each part. With
+    ``cut_by_ranges`` rows of two ranges, and a watermark between them, have buffers of their own.
     """
 
     def __init__(
@@ -216,6 +218,7 @@ class ResultPartition:
         self._overtakes = overtakes
         self.combiner: Combiner | None = None
         self.keeps_dictionaries = self.by_reference = False
+        self.cut_by_ranges = True
         self._is_forward = partitioning is Partitioning.FORWARD
         self._gathering = [_Gathering() for _ in subpartitions]
         self._limits = limits
@@ -313,12 +316,12 @@ class ResultPartition:
     def emit_end_of_range(self, batch: int = 0, upto: int = 0) -> None:
         """Sends the end of a range at once, between the rows that it separates; on forward edges only.
 
-        Rows and the watermark before it leave on any edge: the next range is no part of their buffer, and its rows
-        follow the watermark.
+        Rows and the watermark before it leave on other edges, too: the next range is no part of their buffer, and its
+        rows follow the watermark, unless that makes no difference to any consumer.
         """
         if self._is_forward:
             self.send_control(EndOfRange(batch, upto))
-        else:
+        elif self.cut_by_ranges:
             self.flush()
 
     def send_control(self, element: ControlElement) -> None:
@@ -369,21 +372,28 @@ class ResultPartition:
                     limit -= found.bytes
         return captured
 
-    def flush_due(self, now_ms: float) -> None:
-        """Sends gathered rows and the watermark if the timeout has passed, otherwise only rows for drained channels."""
+    def flush_due(self, now_ms: float, *, early: bool = True) -> bool:
+        """Sends gathered rows and the watermark if the timeout has passed, otherwise only rows for drained channels.
+
+        If not ``early``, these wait, too: the thread has other work, which may add rows. Returns whether it has sent
+        anything.
+        """
         if self._flush_at is None:
-            return
+            return False
         if self._flush_at <= now_ms:
             self.flush()
-        elif self._early_at <= now_ms and self._leaves_early():
-            self._early_at = now_ms + self._early_pause_ms
-            drained = [at for at, subpartition in enumerate(self._subpartitions) if subpartition.is_drained]
-            if len(drained) == len(self._subpartitions):
-                self.flush()
-            else:
-                # A watermark stays: it has to reach every receiver after the rows before it.
-                for at in drained:
-                    self._send(at)
+            return True
+        if not early or now_ms < self._early_at or not self._leaves_early():
+            return False
+        self._early_at = now_ms + self._early_pause_ms
+        drained = [at for at, subpartition in enumerate(self._subpartitions) if subpartition.is_drained]
+        if len(drained) == len(self._subpartitions):
+            self.flush()
+        else:
+            # A watermark stays: it has to reach every receiver after the rows before it.
+            for at in drained:
+                self._send(at)
+        return True
 
     def flush(self) -> None:
         """Sends all gathered rows and the waiting watermark."""
@@ -495,11 +505,7 @@ class CurrentBuffer:
         return None if self._batch is None else self._batch.slice(self._offset)
 
     def put(
-        self,
-        batch: pa.RecordBatch,
-        input_index: int,
-        channel: InputChannel | None,
-        ends: Sequence[int] | None = None,
+        self, batch: pa.RecordBatch, input_index: int, channel: InputChannel | None, ends: Sequence[int] | None = None
     ) -> None:
         """Takes a buffer; only called when there is none."""
         self._batch, self._offset, self._ends = batch, 0, ends

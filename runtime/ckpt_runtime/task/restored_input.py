@@ -77,13 +77,10 @@ def naming_operator(uid: str, what: str, directory: str = "") -> Iterator[None]:
         yield
     except (OSError, CorruptStateError) as error:
         url = error.url if isinstance(error, StorageError) else directory
-        kind = StateRestoreError if _is_damage(error) else StateUnavailableError
+        # A directory where a file is expected does not count as a missing file.
+        is_damage = isinstance(error, _DAMAGED) or (isinstance(error, StorageError) and error.errno == errno.EISDIR)
+        kind = StateRestoreError if is_damage else StateUnavailableError
         raise kind(f"operator {uid!r} cannot restore its {what}: {error}", url, error) from error
-
-
-def _is_damage(error: OSError | CorruptStateError) -> bool:
-    """A directory where a file is expected does not count as a missing file."""
-    return isinstance(error, _DAMAGED) or (isinstance(error, StorageError) and error.errno == errno.EISDIR)
 
 
 class UnreadableInFlightDataError(ValueError):
@@ -144,7 +141,6 @@ class RestoredInput:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything has been read."""
         return not self._streams
 
     def poll(self) -> RestoredRows | RestoredWatermark | None:
@@ -183,7 +179,6 @@ class RestoredInput:
         return left
 
     def close(self) -> None:
-        """Ends reading."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -196,10 +191,7 @@ def _clip(batch: pa.RecordBatch, edge: EdgeKeys, own: KeyGroupRange) -> pa.Recor
 
 
 def check_schema(
-    stream: ChannelStateStream,
-    expected: pa.Schema | None,
-    uid: str,
-    also: Callable[[pa.Schema], bool] | None = None,
+    stream: ChannelStateStream, expected: pa.Schema | None, uid: str, also: Callable[[pa.Schema], bool] | None = None
 ) -> None:
     """Raises :class:`UnreadableInFlightDataError`, or StateRestoreError when the handle's schema is damaged.
 

@@ -128,7 +128,12 @@ class NewFiles:
         def duplicated(name: str) -> Means | None:
             self.check_wanted()
             try:
-                found[name], means = self._duplicate(sources[name], files[name])
+                duplicate, means = self._duplicator.duplicate(sources[name], files[name])
+                with self._lock:
+                    self.locations.append(self.directory.child(duplicate.path))
+                    self.duplicated_bytes += duplicate.length
+                    self.duplicated[means] += 1
+                found[name] = duplicate
             except StorageError as error:
                 logger.warning("the file is written again: %s", error)
                 return None
@@ -160,14 +165,6 @@ class NewFiles:
         for path, directory in directories.items():
             with naming("write", directory):
                 fsync_directory(path)
-
-    def _duplicate(self, source: Location, file: StateFile) -> tuple[StateFile, Means]:
-        duplicate, means = self._duplicator.duplicate(source, file)
-        with self._lock:
-            self.locations.append(self.directory.child(duplicate.path))
-            self.duplicated_bytes += duplicate.length
-            self.duplicated[means] += 1
-        return duplicate, means
 
     def count(self, written: int) -> None:
         """Adds bytes that were written to a new file."""

@@ -102,7 +102,7 @@ class Subtask:
     ``finished_on_restore``: its operators had finished before the restored checkpoint; it only ends its outputs.
     ``restored`` is the in-flight data of that checkpoint, which is processed before data from the channels.
     One in step tells the driver which batch all inputs have ended. ``debloating``, once set, adapts the size of the
-    channels' buffers.
+    channels' buffers. One that ``fills_buffers`` lets rows wait for others until its thread has nothing else to do.
     """
 
     def __init__(
@@ -127,6 +127,7 @@ class Subtask:
         self.chain = chain
         self.backpressured = False
         self.debloating: InputDebloating | None = None
+        self.fills_buffers = False
         self.checkpoints = SubtaskCheckpoints(self)
         self._host = host
         self._finished_on_restore = finished_on_restore
@@ -204,8 +205,7 @@ class Subtask:
             return True
         end = self.chain.end
         # Done even if a channel has no room: due rows must not wait for another channel.
-        if end.next_flush_ms is not None:
-            end.flush_due(self._host.monotonic_ms())
+        end.flush_due(self._host.monotonic_ms(), early=not self.fills_buffers)
         if self._finishing:
             return self._finish_when_sent()
         if self._held_back and not self.chain.head.holds_checkpoints_back:
@@ -219,7 +219,12 @@ class Subtask:
             return False
         self.backpressured = False
         if self.debloating is not None:
-            self._measure_throughput(self.debloating)
+            now = self._host.monotonic_ms()
+            if now >= self.debloating.next_ms:
+                rest = self._work.rest
+                rest_bytes = 0 if rest is None else self._sizers[self._work.input_index].of(rest)
+                waits = rest is not None or self.gate.has_arrivals
+                self.debloating.measure(now, self.metrics, rest_bytes=rest_bytes, input_waits=waits)
         return self._work_on_rows()
 
     def _work_on_rows(self) -> bool:
@@ -240,6 +245,10 @@ class Subtask:
                 return False
             self._process(*arrived)
         return True
+
+    def flush(self) -> bool:
+        """Sends rows that wait for more of them; False when there are none. Raises like :meth:`step`."""
+        return self.chain.end.flush_due(self._host.monotonic_ms())
 
     @property
     def has_work(self) -> bool:
@@ -433,14 +442,6 @@ class Subtask:
         if done and channel is not None:
             channel.buffer_consumed()
         self.checkpoints.rows_processed()
-
-    def _measure_throughput(self, debloating: InputDebloating) -> None:
-        now = self._host.monotonic_ms()
-        if now >= debloating.next_ms:
-            rest = self._work.rest
-            rest_bytes = 0 if rest is None else self._sizers[self._work.input_index].of(rest)
-            waits = rest is not None or self.gate.has_arrivals
-            debloating.measure(now, self.metrics, rest_bytes=rest_bytes, input_waits=waits)
 
     def _read_back(self, restored: RestoredInput) -> None:
         """Processes one element of the restored checkpoint's in-flight data."""

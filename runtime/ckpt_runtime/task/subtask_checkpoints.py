@@ -13,24 +13,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.barrier_handler import (
-    AbortCheckpoint,
-    AbortedByCoordinator,
-    AllBarriersReceived,
-    BarrierAnnounced,
-    BarrierEffect,
-    BarrierEvent,
-    BarrierHandler,
-    BarrierReceived,
-    BlockChannel,
-    DeadlinePassed,
-    EndOfPartitionAnnounced,
-    InFlightMeasured,
-    MeasureInFlight,
-    ResumeChannels,
-    StopRecording,
-    TakeSnapshot,
-)
+from ckpt_runtime.checkpoint import barrier_handler as barriers
 from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.measures import Interval, OpenIntervals
@@ -132,7 +115,7 @@ class SubtaskCheckpoints:
     def __init__(self, subtask: CheckpointedSubtask) -> None:
         channels = [(channel, _key(channel)) for channel in subtask.gate.channels]
         self._subtask = subtask
-        self._handler = BarrierHandler(
+        self._handler = barriers.BarrierHandler(
             (key for _, key in channels), (key for channel, key in channels if not channel.overtakes)
         )
         self._open: dict[int, _OpenSnapshot] = {}
@@ -153,16 +136,18 @@ class SubtaskCheckpoints:
             if announced is not None:
                 channel, element = announced
                 if isinstance(element, EndOfPartition):
-                    self.handle(EndOfPartitionAnnounced(_key(channel)))
+                    self.handle(barriers.EndOfPartitionAnnounced(_key(channel)))
                 else:
                     self._note_alignment(element.checkpoint_id)
                     self.handle(
-                        BarrierAnnounced(_key(channel), element.checkpoint_id, element.timestamp_ms, element.options)
+                        barriers.BarrierAnnounced(
+                            _key(channel), element.checkpoint_id, element.timestamp_ms, element.options
+                        )
                     )
                 return True
         due = self._handler.next_deadline_ms
         if due is not None and due <= self._subtask.now().abs_ms:
-            self.handle(DeadlinePassed())
+            self.handle(barriers.DeadlinePassed())
             return True
         return self.settle_outputs()
 
@@ -189,36 +174,38 @@ class SubtaskCheckpoints:
         """Handles a barrier that arrived in order."""
         self._subtask.gate.barrier_polled(channel)
         self._note_alignment(barrier.checkpoint_id)
-        self.handle(BarrierReceived(_key(channel), barrier.checkpoint_id, barrier.timestamp_ms, barrier.options))
+        self.handle(
+            barriers.BarrierReceived(_key(channel), barrier.checkpoint_id, barrier.timestamp_ms, barrier.options)
+        )
 
-    def handle(self, event: BarrierEvent) -> None:
+    def handle(self, event: barriers.BarrierEvent) -> None:
         """Passes an event to the handler and executes its decisions."""
         measure = False
         for effect in self._handler.handle(event, self._subtask.now()):
-            if isinstance(effect, MeasureInFlight):
+            if isinstance(effect, barriers.MeasureInFlight):
                 measure = True
             else:
-                self._carry_out(effect, ended=isinstance(event, EndOfPartitionAnnounced))
+                self._carry_out(effect, ended=isinstance(event, barriers.EndOfPartitionAnnounced))
         # Measured after all effects, which may have blocked channels or taken the snapshot of an older checkpoint.
         if measure:
-            self.handle(InFlightMeasured(self._in_flight_bytes()))
+            self.handle(barriers.InFlightMeasured(self._in_flight_bytes()))
 
-    def _carry_out(self, effect: BarrierEffect, *, ended: bool) -> None:
+    def _carry_out(self, effect: barriers.BarrierEffect, *, ended: bool) -> None:
         gate = self._subtask.gate
         match effect:
-            case BlockChannel((_, index)):
+            case barriers.BlockChannel((_, index)):
                 gate.block(index)
-            case ResumeChannels(channels):
+            case barriers.ResumeChannels(channels):
                 for _, index in channels:
                     if gate.channels[index].blocked:
                         gate.resume(index)
-            case TakeSnapshot():
+            case barriers.TakeSnapshot():
                 self._trigger(effect)
-            case StopRecording(checkpoint_id, (_, index)):
+            case barriers.StopRecording(checkpoint_id, (_, index)):
                 self._stop_recording(checkpoint_id, index, ended)
-            case AllBarriersReceived(checkpoint_id, alignment_ms):
+            case barriers.AllBarriersReceived(checkpoint_id, alignment_ms):
                 self._all_barriers(checkpoint_id, alignment_ms)
-            case AbortCheckpoint(checkpoint_id, reason):
+            case barriers.AbortCheckpoint(checkpoint_id, reason):
                 if not self._discard(checkpoint_id) and checkpoint_id > self._latest:
                     self._subtask.chain.end.send_control(CancelCheckpoint(checkpoint_id))
                 self._subtask.decline(checkpoint_id, reason.name, reason.message)
@@ -226,7 +213,7 @@ class SubtaskCheckpoints:
     def rows_processed(self) -> None:
         """Checks whether the in-flight data of a checkpoint that waits for its limit now fits."""
         if self._handler.waits_for_room:
-            self.handle(InFlightMeasured(self._in_flight_bytes()))
+            self.handle(barriers.InFlightMeasured(self._in_flight_bytes()))
 
     def record(self, channel: InputChannel, element: InFlightData) -> None:
         """Adds delivered rows or a watermark to every open snapshot that waits for the channel's barrier."""
@@ -263,7 +250,7 @@ class SubtaskCheckpoints:
         self._intervals.aborted(checkpoint_id)
         self._writing.discard(checkpoint_id)
         self._discard(checkpoint_id)
-        self.handle(AbortedByCoordinator(checkpoint_id))
+        self.handle(barriers.AbortedByCoordinator(checkpoint_id))
 
     def last_intervals(self) -> tuple[Interval, ...]:
         """The measures of a subtask that has finished which no completed checkpoint has reported."""
@@ -277,7 +264,7 @@ class SubtaskCheckpoints:
         for checkpoint_id in list(self._open):
             self._discard(checkpoint_id)
 
-    def _trigger(self, effect: TakeSnapshot) -> None:
+    def _trigger(self, effect: barriers.TakeSnapshot) -> None:
         barrier = CheckpointBarrier(effect.checkpoint_id, effect.timestamp, effect.options)
         inputs = []
         if effect.unaligned:
@@ -426,7 +413,6 @@ class SubtaskCheckpoints:
             self._subtask.write(replace(snapshot.snapshot, in_flight=in_flight, measures=measures))
 
     def _discard(self, checkpoint_id: int) -> bool:
-        """Discards an open snapshot; False when there is none."""
         snapshot = self._open.pop(checkpoint_id, None)
         if snapshot is None:
             return False

@@ -34,44 +34,9 @@ from ckpt_runtime.failure_report import log_failure, report_of, summary_of
 from ckpt_runtime.frontend.static_tables import unpack
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.network import control_messages as messages
 from ckpt_runtime.network.agent_messages import LAST_WRITES_S, ProcessIdentity, RegisterWorker
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
-from ckpt_runtime.network.control_messages import (
-    TO_WORKER,
-    AcknowledgeCheckpoint,
-    AlignSources,
-    CancelDeployment,
-    Canceled,
-    DeclineCheckpoint,
-    DeploymentFailed,
-    DeploymentMessage,
-    DeploySubtasks,
-    DumpThreads,
-    EndOfDataReport,
-    FollowAgent,
-    Following,
-    LimitSources,
-    NotifyCheckpointAborted,
-    NotifyCheckpointComplete,
-    ReadLog,
-    RecentLog,
-    SampledStack,
-    SampledStacks,
-    SampleStacks,
-    SnapshotProgress,
-    SourceProgress,
-    SparkAddress,
-    SparkWanted,
-    SubtaskMeasures,
-    TaskFailure,
-    TaskStateChanged,
-    ThreadDump,
-    TriggerCheckpoint,
-    WorkerAnswer,
-    WorkerCommand,
-    WorkerHeartbeat,
-    WorkerQuestion,
-)
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.operators.task_context import HelperThread
@@ -100,40 +65,41 @@ _MAX_STACKS = 2_000
 class Diagnosis:
     """Answers the driver's questions. ``send`` may be called from any thread; ``present`` returns the deployment."""
 
-    def __init__(self, send: Callable[[WorkerAnswer], None], present: Callable[[], DeployedJob | None]) -> None:
+    def __init__(
+        self, send: Callable[[messages.WorkerAnswer], None], present: Callable[[], DeployedJob | None]
+    ) -> None:
         self._send = send
         self._present = present
         self._samplers = ThreadPoolExecutor(_SAMPLERS, thread_name_prefix="sampler")
         self._closing = threading.Event()
 
     def close(self) -> None:
-        """Ends all sampling."""
         self._closing.set()
         self._samplers.shutdown(wait=False, cancel_futures=True)
 
-    def answer(self, question: WorkerQuestion) -> None:
+    def answer(self, question: messages.WorkerQuestion) -> None:
         """Answers a question without blocking; if no answer can be made, the driver stops waiting for it."""
         match question:
-            case DumpThreads():
-                self._send(ThreadDump(question.question, dump_threads()))
-            case ReadLog():
-                self._send(RecentLog(question.question, recent_lines()))
-            case SampleStacks():
+            case messages.DumpThreads():
+                self._send(messages.ThreadDump(question.question, dump_threads()))
+            case messages.ReadLog():
+                self._send(messages.RecentLog(question.question, recent_lines()))
+            case messages.SampleStacks():
                 self._samplers.submit(self._sample, question)
 
-    def _sample(self, order: SampleStacks) -> None:
+    def _sample(self, order: messages.SampleStacks) -> None:
         try:
             sampler = StackSampler(_threads_of(self._present(), order))
             for _ in range(order.samples):
                 if sampler.is_empty or self._closing.wait(order.interval_ms / 1000):
                     break
                 sampler.look()
-            self._send(SampledStacks(order.question, sampler.stacks()))
+            self._send(messages.SampledStacks(order.question, sampler.stacks()))
         except Exception as error:
             log_failure(logger, logging.WARNING, f"vertex {order.vertex_id} could not be sampled", error)
 
 
-def _threads_of(job: DeployedJob | None, order: SampleStacks) -> list[tuple[Subtask, threading.Thread]]:
+def _threads_of(job: DeployedJob | None, order: messages.SampleStacks) -> list[tuple[Subtask, threading.Thread]]:
     if job is None or job.job_id != order.job_id:
         return []
     return [
@@ -164,7 +130,6 @@ class StackSampler:
         return not self._threads
 
     def look(self) -> None:
-        """Takes one sample."""
         now_ns = time.perf_counter_ns()
         passed_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
         frames = sys._current_frames()  # noqa: SLF001 -- there is no public way
@@ -178,11 +143,13 @@ class StackSampler:
                     continue
                 if thread.ident not in ran:
                     ran[thread.ident] = self._has_run(thread, passed_ns, activity)
-                self._count(subtask.index, tuple(frames_of(frames[thread.ident])), ran[thread.ident])
+                key = (subtask.index, tuple(frames_of(frames[thread.ident])))
+                if key not in self._seen and len(self._seen) >= _MAX_STACKS:
+                    key = (subtask.index, ("(further stacks)",))
+                self._seen.setdefault(key, [0, 0])[0 if ran[thread.ident] else 1] += 1
 
-    def stacks(self) -> tuple[SampledStack, ...]:
-        """The stacks seen so far."""
-        return tuple(SampledStack(index, frames, on, off) for (index, frames), (on, off) in self._seen.items())
+    def stacks(self) -> tuple[messages.SampledStack, ...]:
+        return tuple(messages.SampledStack(index, frames, on, off) for (index, frames), (on, off) in self._seen.items())
 
     def _has_run(self, thread: threading.Thread, passed_ns: int, activity: Activity | None) -> bool:
         ran_ns = None if thread.native_id is None else _ran_ns(thread.native_id)
@@ -190,12 +157,6 @@ class StackSampler:
             return activity is Activity.BUSY
         before, self._ran_ns[thread.native_id] = self._ran_ns.get(thread.native_id, ran_ns), ran_ns
         return 2 * (ran_ns - before) >= passed_ns
-
-    def _count(self, index: int, frames: tuple[str, ...], has_run: bool) -> None:
-        key = (index, frames)
-        if key not in self._seen and len(self._seen) >= _MAX_STACKS:
-            key = (index, ("(further stacks)",))
-        self._seen.setdefault(key, [0, 0])[0 if has_run else 1] += 1
 
 
 def _ran_ns(thread: int) -> int | None:
@@ -274,7 +235,7 @@ class TaskWorker:
     def run(self) -> None:
         """Serves the driver. Raises ConnectionError when it has ended, MalformedMessageError for an invalid message."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-        commands: SimpleQueue[WorkerCommand | BaseException] = SimpleQueue()
+        commands: SimpleQueue[messages.WorkerCommand | BaseException] = SimpleQueue()
         threading.Thread(target=self._receive, args=(commands,), name="control", daemon=True).start()
         while True:
             command = commands.get()
@@ -301,45 +262,45 @@ class TaskWorker:
         for directory in self._programs.values():
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _receive(self, commands: SimpleQueue[WorkerCommand | BaseException]) -> None:
+    def _receive(self, commands: SimpleQueue[messages.WorkerCommand | BaseException]) -> None:
         """Receives messages. Commands may take minutes (cancelling stuck user code); questions are answered then."""
         try:
             while True:
-                command = self._connection.receive(TO_WORKER)
-                if isinstance(command, WorkerQuestion):
+                command = self._connection.receive(messages.TO_WORKER)
+                if isinstance(command, messages.WorkerQuestion):
                     self._diagnosis.answer(command)
-                elif isinstance(command, SparkAddress):
+                elif isinstance(command, messages.SparkAddress):
                     self._take_spark(command)
                 else:
                     commands.put(command)
         except BaseException as error:
             commands.put(error)
 
-    def _handle(self, command: WorkerCommand) -> None:
+    def _handle(self, command: messages.WorkerCommand) -> None:
         match command:
-            case DeploySubtasks():
+            case messages.DeploySubtasks():
                 # From now on the worker ends with its agent: only one that has never worked may be adopted by another.
                 self._parent_watch.begin_work()
                 self._deploy(command)
-            case CancelDeployment():
+            case messages.CancelDeployment():
                 self._cancel(command)
-            case TriggerCheckpoint():
+            case messages.TriggerCheckpoint():
                 self._trigger(command)
-            case NotifyCheckpointComplete():
+            case messages.NotifyCheckpointComplete():
                 self._mail_tasks(command, lambda subtask: subtask.notify_complete(command.checkpoint_id))
-            case NotifyCheckpointAborted():
+            case messages.NotifyCheckpointAborted():
                 self._mail_tasks(
                     command, lambda subtask: subtask.notify_aborted(command.checkpoint_id, command.latest_completed)
                 )
-            case AlignSources():
+            case messages.AlignSources():
                 self._mail_tasks(command, lambda subtask: subtask.align(command.minimum))
-            case LimitSources():
+            case messages.LimitSources():
                 self._mail_tasks(command, lambda subtask: subtask.limit(command.rates))
-            case FollowAgent():
+            case messages.FollowAgent():
                 self._parent_watch.adopted_by(command.agent)
-                self._connection.send(Following())
+                self._connection.send(messages.Following())
 
-    def _deploy(self, command: DeploySubtasks) -> None:
+    def _deploy(self, command: messages.DeploySubtasks) -> None:
         """Deploys subtasks. Any failure is reported as this deployment's, and the worker keeps running."""
         deployment = command.deployment
         try:
@@ -359,7 +320,7 @@ class TaskWorker:
         # An entry point may call sys.exit(), which must not end the worker.
         except (Exception, SystemExit) as error:
             failure = _logged(f"deployment {deployment.deployment} failed", error)
-            self._report(DeploymentFailed(deployment.deployment, failure))
+            self._report(messages.DeploymentFailed(deployment.deployment, failure))
 
     def _unpack(self, program_id: str, archive: bytes | None, *, has_tables: bool = False) -> str:
         """The directory of the pipeline's files; the driver sends them once per worker."""
@@ -388,7 +349,7 @@ class TaskWorker:
             self._plan = (key, load_checked_plan(job, directory))
         return self._plan[1]
 
-    def _cancel(self, command: CancelDeployment) -> None:
+    def _cancel(self, command: messages.CancelDeployment) -> None:
         # Cleared first: the answer below covers the reports of tasks while they end.
         job, self._job = self._job, None
         self._give_up_snapshots()
@@ -396,17 +357,17 @@ class TaskWorker:
         if job is not None:
             timeout_ms = job.configuration.get(ExecutionOptions.TASK_CANCELLATION_TIMEOUT)
             ended = job.cancel(timeout_ms / 1000 if timeout_ms else threading.TIMEOUT_MAX)
-        self._report(Canceled(command.deployment, ended))
+        self._report(messages.Canceled(command.deployment, ended))
 
     def _spark_url(self, deployment: int) -> str:
         """Asks the driver for the address of the session's Spark, and waits for it. Raises RuntimeError without one."""
         waiting = self._spark
         if waiting is None:
             waiting = self._spark = Future()
-            self._report(SparkWanted(deployment))
+            self._report(messages.SparkWanted(deployment))
         return waiting.result(SPARK_WAIT_S)
 
-    def _take_spark(self, answer: SparkAddress) -> None:
+    def _take_spark(self, answer: messages.SparkAddress) -> None:
         waiting = self._spark
         if waiting is None or waiting.done():
             return
@@ -419,17 +380,22 @@ class TaskWorker:
         for files in list(self._writing.values()):
             files.give_up()
 
-    def _trigger(self, command: TriggerCheckpoint) -> None:
+    def _trigger(self, command: messages.TriggerCheckpoint) -> None:
         barrier = CheckpointBarrier(command.checkpoint_id, command.timestamp, command.options)
         job = self._current(command.deployment)
         for key in command.tasks:
             if job is None or not job.mail(key, lambda task: task.trigger_checkpoint(barrier)):
                 reason, message = "CHECKPOINT_DECLINED_TASK_NOT_READY", "the subtask is not deployed here"
-                self._report(DeclineCheckpoint(command.deployment, *key, barrier.checkpoint_id, reason, message))
+                self._report(
+                    messages.DeclineCheckpoint(command.deployment, *key, barrier.checkpoint_id, reason, message)
+                )
 
     def _mail_tasks(
         self,
-        command: NotifyCheckpointComplete | NotifyCheckpointAborted | AlignSources | LimitSources,
+        command: messages.NotifyCheckpointComplete
+        | messages.NotifyCheckpointAborted
+        | messages.AlignSources
+        | messages.LimitSources,
         action: Callable[[Subtask], None],
     ) -> None:
         job = self._current(command.deployment)
@@ -453,19 +419,19 @@ class TaskWorker:
         with about(vertex_id=subtask.vertex_id, subtask=subtask.index):
             failure = None if error is None else _logged(f"subtask {subtask.name} failed", error)
         if (sender := self._sender(subtask)) is not None:
-            self._report(TaskStateChanged(*sender, subtask.state, failure, subtask.last_intervals))
+            self._report(messages.TaskStateChanged(*sender, subtask.state, failure, subtask.last_intervals))
 
     def end_of_data(self, subtask: Subtask, waits: bool) -> None:
         if (sender := self._sender(subtask)) is not None:
-            self._report(EndOfDataReport(*sender, waits))
+            self._report(messages.EndOfDataReport(*sender, waits))
 
     def source_progress(self, subtask: Subtask, progress: Progress) -> None:
         if (sender := self._sender(subtask)) is not None:
-            self._report(SourceProgress(*sender, *progress))
+            self._report(messages.SourceProgress(*sender, *progress))
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         if (sender := self._sender(subtask)) is not None:
-            self._report(DeclineCheckpoint(*sender, checkpoint_id, reason, message))
+            self._report(messages.DeclineCheckpoint(*sender, checkpoint_id, reason, message))
 
     def _sender(self, subtask: Subtask) -> tuple[int, str, int] | None:
         """The first fields of its messages; None for an earlier deployment, whose snapshot may still be written."""
@@ -520,7 +486,7 @@ class TaskWorker:
         metrics, directory = _metrics(measures, written, async_ms), barrier.options.directory
         try:
             self._report(
-                AcknowledgeCheckpoint(
+                messages.AcknowledgeCheckpoint(
                     *sender, barrier.checkpoint_id, directory, written.state, metrics, snapshot.intervals
                 )
             )
@@ -536,15 +502,15 @@ class TaskWorker:
         reason = "IO_EXCEPTION" if isinstance(error, OSError) else "CHECKPOINT_ASYNC_EXCEPTION"
         self.decline(subtask, checkpoint_id, reason, summary_of(error))
 
-    def _report(self, message: DeploymentMessage | WorkerAnswer) -> None:
+    def _report(self, message: messages.DeploymentMessage | messages.WorkerAnswer) -> None:
         try:
             self._connection.send(message)
         except OSError:
             logger.debug("the driver is gone, cannot report %s", type(message).__name__)
 
-    def _progress(self, job: DeployedJob) -> tuple[SnapshotProgress, ...]:
+    def _progress(self, job: DeployedJob) -> tuple[messages.SnapshotProgress, ...]:
         return tuple(
-            SnapshotProgress(
+            messages.SnapshotProgress(
                 subtask.vertex_id, subtask.index, checkpoint_id, files.written_bytes, files.duplicated_bytes
             )
             # A copy: pool threads start and finish writing during this.
@@ -562,12 +528,12 @@ class TaskWorker:
                 # heartbeat: without heartbeats, the driver could not detect a job that makes no progress.
                 log_failure(logger, logging.WARNING, "a heartbeat was left out", error)
 
-    def _heartbeat(self, meter: ProcessMeter) -> WorkerHeartbeat:
+    def _heartbeat(self, meter: ProcessMeter) -> messages.WorkerHeartbeat:
         job = self._job
         if job is None:
-            return WorkerHeartbeat(-1, process=meter.measure())
+            return messages.WorkerHeartbeat(-1, process=meter.measure())
         tasks = tuple(_measures(subtask) for subtask in job.subtasks.values())
-        return WorkerHeartbeat(job.deployment.deployment, tasks, self._progress(job), meter.measure())
+        return messages.WorkerHeartbeat(job.deployment.deployment, tasks, self._progress(job), meter.measure())
 
 
 def _runs(job: DeployedJob | None, subtask: Subtask) -> bool:
@@ -599,7 +565,7 @@ def _metrics(measures: SnapshotMeasures, written: WrittenSnapshot, async_ms: int
     )
 
 
-def describe_error(error: BaseException) -> TaskFailure:
+def describe_error(error: BaseException) -> messages.TaskFailure:
     """An error as the exception history shows it; the trace begins with the line that clients show.
 
     Unavailable storage or a full local disk counts as recoverable, because a retry need not meet the same error. So
@@ -612,10 +578,10 @@ def describe_error(error: BaseException) -> TaskFailure:
     trace = f"{report.exception}: {report.message}" if consequence else report.stack_trace
     caused = issubclass(type(error), PlanError) and error.__cause__ is not None
     recoverable = caused or not issubclass(type(error), _HOPELESS)
-    return TaskFailure(FailureInfo(report.exception, report.message, trace), recoverable, consequence)
+    return messages.TaskFailure(FailureInfo(report.exception, report.message, trace), recoverable, consequence)
 
 
-def _logged(what: str, error: BaseException) -> TaskFailure:
+def _logged(what: str, error: BaseException) -> messages.TaskFailure:
     """Describes an error once for both the log and the driver: an exception may be as large as memory."""
     failure = describe_error(error)
     level = logging.WARNING if failure.consequence else logging.ERROR
@@ -623,11 +589,11 @@ def _logged(what: str, error: BaseException) -> TaskFailure:
     return failure
 
 
-def _measures(subtask: Subtask) -> SubtaskMeasures:
+def _measures(subtask: Subtask) -> messages.SubtaskMeasures:
     metrics = subtask.metrics
     now_ns = time.perf_counter_ns()
     spent = metrics.timer.until(now_ns)
-    return SubtaskMeasures(
+    return messages.SubtaskMeasures(
         vertex_id=subtask.vertex_id,
         subtask=subtask.index,
         rows_in=metrics.rows_in,

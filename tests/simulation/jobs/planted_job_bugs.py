@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 
+from ckpt_runtime.checkpoint import barrier_handler as barriers
 from ckpt_runtime.checkpoint import channel_state_assignment as assignment
 from ckpt_runtime.checkpoint.barrier_handler import BarrierHandler
 from ckpt_runtime.checkpoint.completed_checkpoint import SharedStateRegistry
@@ -177,7 +178,13 @@ def _(original, self, checkpoint_id, *, or_all=False):
     return [element for element in found if not isinstance(element, Watermark)]
 
 
-@bug("all rows of a channel are stored with the schema of the first", "rows read as others", snapshot_files, "_streams")
+@bug(
+    "all rows of a channel are stored with the schema of the first",
+    "rows read as others",
+    snapshot_files,
+    "_streams",
+    seed=3,
+)
 def _(original, channel, persisted, checkpoint_id):
     parts = original(channel, persisted, checkpoint_id)
     first, _ = parts[0]
@@ -185,12 +192,18 @@ def _(original, channel, persisted, checkpoint_id):
     return [(replace(first, elements=stored), [element for _, more in parts for element in more])]
 
 
-@bug("a change of the schema is not sent", "rows read as others", RemoteSubpartition, "_append_rows")
+@bug("a change of the schema is not sent", "rows read as others", RemoteSubpartition, "_append_rows", seed=2)
 def _(original, self, rows, out):
     original(self, rows if self._sent_schema is None else replace(rows, schema=self._sent_schema), out)
 
 
-@bug("a channel that waits has the latest schema for all of its rows", "rows read as others", Subtask, "_process")
+@bug(
+    "a channel that waits has the latest schema for all of its rows",
+    "rows read as others",
+    Subtask,
+    "_process",
+    seed=12,
+)
 def _(original, self, channel, element):
     changed = isinstance(element, EncodedRows) and channel.schema is not None
     original(self, channel, replace(element, schema=channel.schema) if changed else element)
@@ -212,7 +225,7 @@ def _(original, self, event, now):
     pending = original(self, event, now)
     if pending is None and type(event).__name__ == "BarrierReceived":
         self._blocked[event.channel] = event.checkpoint_id
-        self._effects.append(subtask_checkpoints.BlockChannel(event.channel))
+        self._effects.append(barriers.BlockChannel(event.channel))
     return pending
 
 
@@ -226,7 +239,7 @@ def _(original, self, event, now):
 def _(original, self, pending, channel, now, block):
     if not block and channel in self._open and pending.collecting:
         self._blocked[channel] = pending.checkpoint_id
-        self._effects.append(subtask_checkpoints.BlockChannel(channel))
+        self._effects.append(barriers.BlockChannel(channel))
     original(self, pending, channel, now, block)
 
 
@@ -520,7 +533,7 @@ bug(
 
 @bug("a rescale that failed is deployed with the next restart", "203.14", JobCore, "_give_up_change", seed=52)
 def _(original, self, reason):
-    self._next_plan = replace(self._next_plan, graph=self.target_graph)
+    self.accepted_plan = replace(self.accepted_plan, graph=self.target_graph)
     original(self, reason)
 
 
@@ -534,9 +547,9 @@ def _(original, self, reason):
 def _(original, self, event):
     wanted = self.target_graph
     original(self, event)
-    kept = {vertex.id: vertex.parallelism for vertex in self._plan.graph.vertices[:1]}
-    if self._next_plan.graph is wanted:
-        self._next_plan = replace(self._next_plan, graph=wanted.with_parallelism(kept))
+    kept = {vertex.id: vertex.parallelism for vertex in self.plan.graph.vertices[:1]}
+    if self.accepted_plan.graph is wanted:
+        self.accepted_plan = replace(self.accepted_plan, graph=wanted.with_parallelism(kept))
 
 
 # --- the shell

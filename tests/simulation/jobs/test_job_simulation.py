@@ -105,5 +105,5 @@ def test_a_planted_bug_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_failing_seed_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(BUGS, "the rest of the batch in work is not recorded", monkeypatch)
-    assert_shrinks(JOBS, ENOUGH, most=4)
+    planted = plant(BUGS, "the rest of the batch in work is not recorded", monkeypatch)
+    assert_shrinks(JOBS, ENOUGH, most=4, first=planted.seed)

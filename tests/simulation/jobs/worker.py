@@ -97,7 +97,7 @@ class Runner:
             if subtask.state is TaskState.INITIALIZING:
                 subtask.open()
                 return
-            worked = subtask.step()
+            worked = subtask.step() or subtask.flush()
         except EXPECTED_FAILURES as error:
             subtask.fail(error)
             return

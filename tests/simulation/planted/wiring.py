@@ -108,7 +108,7 @@ def _(original, self, event):
 @bug("a replaced graph is used before its deployment", "530, one plan is in force", seed=1)
 def _():
     def extra(self, event):
-        self._plan = self._next_plan
+        self.plan = self.accepted_plan
 
     return [also(JobCore, "_on_plan_stored", extra)]
 
@@ -140,9 +140,11 @@ def _():
     original = JobCore._on_attempt_recorded
 
     def recorded(self, event):
-        another = self._activate_plan()
-        if another is not None:
-            self._to_coordinator(checkpoint_on.GraphReplaced(another))
+        # The plan takes effect, but not where the machine acquires slots.
+        before, self.plan = self.plan, self.accepted_plan
+        self._redeploy_is_due = False
+        if self.plan.graph is not before.graph:
+            self._to_coordinator(checkpoint_on.GraphReplaced(self.plan.graph))
         original(self, event)
 
     return [(JobCore, "_acquire_slots", JobCore._emit), (JobCore, "_on_attempt_recorded", recorded)]
@@ -151,7 +153,7 @@ def _():
 @bug("a replaced configuration drops the overrides", "571.1", seed=11)
 def _():
     def stored(self, event):
-        self._to_coordinator(checkpoint_on.ConfigurationPatched(self._next_plan.settings))
+        self._to_coordinator(checkpoint_on.ConfigurationPatched(self.accepted_plan.settings))
 
     return [also(JobCore, "_on_plan_stored", stored)]
 
@@ -178,7 +180,7 @@ def _(original, self, event):
     before = self._change.configures
     original(self, event)
     if self._change.configures is not before:
-        self._next_plan = replace(self._next_plan, settings=event.plan.settings)
+        self.accepted_plan = replace(self.accepted_plan, settings=event.plan.settings)
         self._patch_coordinator()
 
 
@@ -203,7 +205,7 @@ def _():
     original = JobCore._patch_coordinator
 
     def patch(self):
-        self.__dict__.setdefault("submitted", self._plan.settings)
+        self.__dict__.setdefault("submitted", self.plan.settings)
         original(self)
         if not self._update.overrides.given:
             self._to_coordinator(checkpoint_on.ConfigurationPatched(self.submitted))
@@ -360,7 +362,7 @@ def _():
     seed=11,
 )
 def _(original, self, reason):
-    self._next_plan = replace(self._next_plan, graph=self.target_graph)
+    self.accepted_plan = replace(self.accepted_plan, graph=self.target_graph)
     original(self, reason)
 
 
@@ -387,7 +389,7 @@ bug("a rescale whose storing is unknown counts as not stored", "203.14, K13", Du
 def _(original, self):
     original(self)
     if self._change.plan is not None:
-        self._next_plan = self._change.plan
+        self.accepted_plan = self._change.plan
         self._redeploy()
 
 

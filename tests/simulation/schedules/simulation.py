@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from tests.simulation.schedules.choices import Choices, FaultKey
 from tests.simulation.schedules.schedule import Schedule
 
 S = TypeVar("S", bound=Schedule)
+T = TypeVar("T")
 S_contra = TypeVar("S_contra", bound=Schedule, contravariant=True)
 
 
@@ -105,17 +104,13 @@ class Simulation(Generic[S]):
         return list(self._failing(seeds, observe))
 
     def _failing(self, seeds: Sequence[int], observe: Callable[[Any], None] | None = None) -> Iterator[int]:
-        with _collections_by_hand() as collect:
-            for number, seed in enumerate(seeds):
-                if self.find_failure(seed, tracing=False, observe=observe) is not None:
-                    yield seed
-                if number % _SCHEDULES_A_COLLECTION == 0:
-                    collect()
+        for seed in collections_by_hand(seeds):
+            if self.find_failure(seed, tracing=False, observe=observe) is not None:
+                yield seed
 
 
-@contextmanager
-def _collections_by_hand() -> Iterator[Callable[[], object]]:
-    """Turns the garbage collector off and gives what collects a few schedules' worlds at once.
+def collections_by_hand(schedules: Iterable[T]) -> Iterator[T]:
+    """Gives what is to be run, with the garbage collector off, and collects a few schedules' worlds at once.
 
     A world is one knot of references that lives until its schedule ends; looking through it again and again while it
     runs takes a tenth of the time.
@@ -123,8 +118,12 @@ def _collections_by_hand() -> Iterator[Callable[[], object]]:
     enabled = gc.isenabled()
     gc.disable()
     try:
-        yield partial(gc.collect, 0)
+        for number, schedule in enumerate(schedules, start=1):
+            yield schedule
+            if number % _SCHEDULES_A_COLLECTION == 0:
+                gc.collect(0)
     finally:
+        gc.collect(0)
         if enabled:
             gc.enable()
 

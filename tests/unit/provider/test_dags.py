@@ -183,7 +183,8 @@ def test_lifecycle_dag_can_be_stored_and_loaded_by_airflow(module: ModuleType) -
 
 def test_all_parameters_have_acceptable_defaults(module: ModuleType) -> None:
     module.ckpt_lifecycle.params.validate()
-    options: dict[str, Any] = module.options(module.ckpt_lifecycle.params.dump() | {"configuration": {"a": 1}})
+    given = module.ckpt_lifecycle.params.dump() | {"configuration": {"a": 1}}
+    options: dict[str, Any] = module.job_options.function(params=given)
     assert options["execution.checkpointing.interval"] == "2 s"
     assert options["a"] == 1
 

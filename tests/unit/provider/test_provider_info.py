@@ -112,11 +112,11 @@ def test_configuration_defaults_are_those_of_the_code(monkeypatch: pytest.Monkey
     options = INFO["config"]["ckpt"]["options"]
     assert options["deferrable"]["default"] is None
     assert arguments.deferrable() is True
-    assert str(arguments.poll_interval()) == options["poll_interval"]["default"]
-    assert str(arguments.defer_after()) == options["defer_after"]["default"]
+    assert str(arguments.configured_seconds("poll_interval")) == options["poll_interval"]["default"]
+    assert str(arguments.configured_seconds("defer_after")) == options["defer_after"]["default"]
     monkeypatch.delenv("AIRFLOW__CKPT__MIN_DEFERRAL")
-    assert str(arguments.min_deferral()) == options["min_deferral"]["default"]
-    assert str(arguments.wait_timeout()) == options["wait_timeout"]["default"]
+    assert str(arguments.configured_seconds("min_deferral")) == options["min_deferral"]["default"]
+    assert str(arguments.configured_seconds("wait_timeout")) == options["wait_timeout"]["default"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
+from ckpt_runtime.expressions.evaluation import Value, by_row, kernel_of, strict
 from ckpt_runtime.expressions.functions.intervals import interval_arithmetic, is_interval
 from ckpt_runtime.expressions.nodes import Call
 from ckpt_runtime.expressions.rows import EXACT, per_row
@@ -41,11 +41,6 @@ def overflow(type_: object) -> EvaluationError:
     return EvaluationError(
         "ARITHMETIC_OVERFLOW", f"the result is out of the range of {type_}; try_* gives null instead"
     )
-
-
-def division_by_zero() -> EvaluationError:
-    """Returns the error for a division by zero."""
-    return EvaluationError("DIVIDE_BY_ZERO", "the divisor is zero; try_divide gives null instead")
 
 
 def checked(call: Call, kernel: Callable[..., Value]) -> Callable[..., Value]:
@@ -188,7 +183,7 @@ def _guarded(call: Call, divide: Callable[..., Value]) -> Callable[..., Value]:
         if call.mode == "ansi":
             both = _and(zero, _is_valid(left))
             if both.as_py() if isinstance(both, pa.Scalar) else pc.any(both).as_py():
-                raise division_by_zero()
+                raise EvaluationError("DIVIDE_BY_ZERO", "the divisor is zero; try_divide gives null instead")
         return divide(left, _if_else(zero, pa.scalar(None, right.type), right))
 
     return run
@@ -305,21 +300,12 @@ def _negated(call: Call) -> Callable[..., Value]:
     return kernel_of(name)
 
 
-@strict("UnaryPositive")
-def _positive(call: Call) -> Callable[..., Value]:
-    return lambda value: value
-
-
-@strict("BitwiseAnd", "BitwiseOr", "BitwiseXor")
-def _bitwise(call: Call) -> Callable[..., Value]:
-    return kernel_of(
-        {"BitwiseAnd": "bit_wise_and", "BitwiseOr": "bit_wise_or", "BitwiseXor": "bit_wise_xor"}[call.function]
-    )
-
-
-@strict("BitwiseNot")
-def _bitwise_not(call: Call) -> Callable[..., Value]:
-    return kernel_of("bit_wise_not")
+strict("UnaryPositive")(lambda _: lambda value: value)
+strict("BitwiseAnd")(lambda _: kernel_of("bit_wise_and"))
+strict("BitwiseOr")(lambda _: kernel_of("bit_wise_or"))
+strict("BitwiseXor")(lambda _: kernel_of("bit_wise_xor"))
+strict("BitwiseNot")(lambda _: kernel_of("bit_wise_not"))
+by_row("BitwiseCount")(lambda value: (int(value) & 0xFFFFFFFFFFFFFFFF).bit_count())
 
 
 @strict("ShiftLeft", "ShiftRight", "ShiftRightUnsigned")
@@ -341,11 +327,6 @@ def _shift(call: Call) -> Callable[..., Value]:
         return shift(shift(value, half.cast(kind)), pc.subtract(masked, half).cast(kind))
 
     return run
-
-
-@strict("BitwiseCount")
-def _bit_count(call: Call) -> Callable[..., Value]:
-    return per_row(lambda value: (int(value) & 0xFFFFFFFFFFFFFFFF).bit_count(), pa.int32())
 
 
 @strict("BitwiseGet")

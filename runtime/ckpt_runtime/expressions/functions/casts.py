@@ -80,14 +80,7 @@ def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callab
     return conversion
 
 
-_UNITS = {
-    "year": 12,
-    "month": 1,
-    "day": _DAY,
-    "hour": 3_600 * _MICROS,
-    "minute": 60 * _MICROS,
-    "second": _MICROS,
-}
+_UNITS = {"year": 12, "month": 1, "day": _DAY, "hour": 3_600 * _MICROS, "minute": 60 * _MICROS, "second": _MICROS}
 """Lengths of the fields of intervals, in months or microseconds."""
 
 
@@ -322,13 +315,9 @@ def in_zone(zone: datetime.tzinfo) -> Callable[[Value], Value]:
     """Returns the conversion of timestamps to local times of a zone, as timestamps without one."""
     if zone is datetime.UTC:
         return lambda value: value.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).cast(pa.timestamp("us"))
-    name = getattr(zone, "key", None) or _offset_name(zone)
+    offset = datetime.datetime(2000, 1, 1, tzinfo=zone).strftime("%z")
+    name = getattr(zone, "key", None) or f"{offset[:3]}:{offset[3:5]}"
     return lambda value: pc.local_timestamp(value.cast(pa.timestamp("us", tz=name)))
-
-
-def _offset_name(zone: datetime.tzinfo) -> str:
-    text = datetime.datetime(2000, 1, 1, tzinfo=zone).strftime("%z")
-    return f"{text[:3]}:{text[3:5]}"
 
 
 def _between_times(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from ckpt_runtime.expressions.csv_values import (
     separator_of,
 )
 from ckpt_runtime.expressions.evaluation import Value, strict
-from ckpt_runtime.expressions.functions.documents import corrupt_column, options_of, time_writer
+from ckpt_runtime.expressions.functions.documents import FORMATS, corrupt_column, options_of, time_writer
 from ckpt_runtime.expressions.nodes import Call
 from ckpt_runtime.expressions.rows import per_row
 from ckpt_runtime.expressions.types import (
@@ -32,6 +33,8 @@ from ckpt_runtime.expressions.types import (
 )
 
 _FLAGS = ("ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace")
+_LINE_END = re.compile(r"(?:\r\n|[\n\r\f])\Z")
+"""Spark's column of bad records lacks it."""
 _READ = frozenset({*CSV_DEFAULTS, "mode", "columnNameOfCorruptRecord"} - {"timeZone"})
 
 
@@ -65,10 +68,7 @@ def _from_csv(call: Call) -> Callable[..., Value]:
             shown = records[min(bad)][:200]
             raise EvaluationError("MALFORMED_RECORD_IN_PARSING", f"from_csv, in the mode FAILFAST: {shown!r}")
         if corrupt is not None:
-            marked = [
-                (_without_line_end(record) if record else None) if at in bad else None
-                for at, record in enumerate(records)
-            ]
+            marked = [_LINE_END.sub("", record) if record and at in bad else None for at, record in enumerate(records)]
             columns.insert(kind.get_field_index(corrupt), pa.array(marked, pa.string()))
         return pa.StructArray.from_arrays(columns, fields=list(kind))
 
@@ -81,17 +81,6 @@ def _from_csv(call: Call) -> Callable[..., Value]:
     return parse
 
 
-def _without_line_end(record: str) -> str:
-    """Spark's column of bad records lacks the end of a line."""
-    return (
-        record.removesuffix("\n").removesuffix("\r")
-        if record.endswith("\r\n")
-        else record[:-1]
-        if record[-1:] in "\n\r\f"
-        else record
-    )
-
-
 _WRITTEN = frozenset(
     {
         *("sep", "delimiter", "quote", "escape", "nullValue", "emptyValue", "quoteAll"),
@@ -100,7 +89,6 @@ _WRITTEN = frozenset(
 )
 _COMMENT = "#"
 """Spark quotes a line that begins with it, whatever the option ``comment`` is."""
-_TIMES = {"timestamp": "timestampFormat", "timestamp_ntz": "timestampNTZFormat", "date": "dateFormat"}
 
 
 @strict("StructsToCsv")
@@ -167,6 +155,6 @@ def _text_of(type_: SparkType, zone: str, options: dict[str, str]) -> Callable[[
         return lambda value: texts.double_text(value, single=type_ == "float")
     if isinstance(type_, str) and (is_integral(type_) or decimal_of(type_)):
         return str
-    if isinstance(type_, str) and type_ in _TIMES:
-        return time_writer(type_, zone, options.get(_TIMES[type_]))
+    if isinstance(type_, str) and type_ in FORMATS:
+        return time_writer(type_, zone, options.get(FORMATS[type_]))
     raise UnsupportedExpressionError(f"to_csv of the type {type_ if isinstance(type_, str) else type_['type']}")

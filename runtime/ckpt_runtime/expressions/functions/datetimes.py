@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.expressions import patterns, texts
-from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, function, kernel_of, strict
+from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, by_row, function, kernel_of, strict
 from ckpt_runtime.expressions.functions.casts import caster, in_zone
 from ckpt_runtime.expressions.functions.intervals import plus_months
 from ckpt_runtime.expressions.nodes import Call, Expression, Literal
@@ -78,16 +78,16 @@ def _decimal_seconds(moment: datetime.datetime) -> decimal.Decimal:
     return decimal.Decimal(moment.second * 1_000_000 + moment.microsecond).scaleb(-6)
 
 
-@strict("DayName", "MonthName")
-def _name(call: Call) -> Callable[..., Value]:
-    if call.function == "DayName":
-        return per_row(lambda date: patterns.DAYS[date.weekday()][:3], _STRING)
-    return per_row(lambda date: patterns.MONTHS[date.month - 1][:3], _STRING)
+by_row("DayName")(lambda date: patterns.DAYS[date.weekday()][:3])
+by_row("MonthName")(lambda date: patterns.MONTHS[date.month - 1][:3])
+strict("DateDiff")(lambda _: lambda end, start: pc.subtract(end.cast(_INT), start.cast(_INT)))
+by_row("AddMonths")(plus_months)
+by_row("LastDay")(lambda date: date.replace(day=calendar.monthrange(date.year, date.month)[1]))
 
 
-@strict("PreciseTimestampConversion")
-def _precise(call: Call) -> Callable[..., Value]:
-    """Converts timestamps to microseconds and back; Spark uses this to compute windows."""
+@strict("PreciseTimestampConversion", "UnixDate", "DateFromUnixDate")
+def _counted(call: Call) -> Callable[..., Value]:
+    """Timestamps as microseconds, dates as days, and back; Spark computes windows of such numbers."""
     kind = arrow_type(call.type)
     return lambda value: value.cast(kind)
 
@@ -100,21 +100,6 @@ def _add_days(call: Call) -> Callable[..., Value]:
         return add(date.cast(_INT), days.cast(_INT)).cast(_DATE)
 
     return run
-
-
-@strict("DateDiff")
-def _days_between(call: Call) -> Callable[..., Value]:
-    return lambda end, start: pc.subtract(end.cast(_INT), start.cast(_INT))
-
-
-@strict("AddMonths")
-def _add_months(call: Call) -> Callable[..., Value]:
-    return per_row(plus_months, _DATE)
-
-
-@strict("LastDay")
-def _last_day(call: Call) -> Callable[..., Value]:
-    return per_row(lambda date: date.replace(day=calendar.monthrange(date.year, date.month)[1]), _DATE)
 
 
 @strict("NextDay")
@@ -141,7 +126,9 @@ def _months_between(call: Call) -> Callable[..., Value]:
             return float(months)
         seconds = (end.day - start.day) * 86_400 + _of_day(end) - _of_day(start)
         found = months + seconds / (31 * 86_400)
-        return _half_up(found) if round_off else found
+        if not round_off:
+            return found
+        return float(decimal.Decimal(repr(found)).quantize(decimal.Decimal("1e-8"), decimal.ROUND_HALF_UP))
 
     compute = per_row(between, pa.float64())
     local = in_zone(_zone(call))
@@ -150,10 +137,6 @@ def _months_between(call: Call) -> Callable[..., Value]:
 
 def _of_day(moment: datetime.datetime) -> int:
     return moment.hour * 3600 + moment.minute * 60 + moment.second
-
-
-def _half_up(value: float) -> float:
-    return float(decimal.Decimal(repr(value)).quantize(decimal.Decimal("1e-8"), decimal.ROUND_HALF_UP))
 
 
 _UNITS = {
@@ -290,12 +273,6 @@ def _of_unix_time(call: Call) -> Callable[..., Value]:
         return found
 
     return per_row(micros, _TIMESTAMP)
-
-
-@strict("UnixDate", "DateFromUnixDate")
-def _unix_date(call: Call) -> Callable[..., Value]:
-    kind = arrow_type(call.type)
-    return lambda value: value.cast(kind)
 
 
 @strict("FromUTCTimestamp", "ToUTCTimestamp")

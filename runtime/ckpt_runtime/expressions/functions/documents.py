@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from ckpt_runtime.expressions import patterns, texts
-from ckpt_runtime.expressions.evaluation import Value, strict
+from ckpt_runtime.expressions.evaluation import Value, by_row, strict
 from ckpt_runtime.expressions.json_reader import (
     Document,
     Elements,
@@ -535,20 +535,20 @@ def _get_json_object(call: Call) -> Callable[..., Value]:
     return per_row(get, _STRING)
 
 
-@strict("LengthOfJsonArray", "JsonObjectKeys")
-def _json_parts(call: Call) -> Callable[..., Value]:
-    def document(text: str) -> Document:
-        try:
-            return read_json(text, non_numeric=False)
-        except MalformedJson:
-            return None
+def _document(text: str) -> Document:
+    try:
+        return read_json(text, non_numeric=False)
+    except MalformedJson:
+        return None
 
-    def length(text: str) -> int | None:
-        found = document(text)
-        return len(found) if isinstance(found, Elements) else None
 
-    def keys(text: str) -> list[str] | None:
-        found = document(text)
-        return [name for name, _ in found] if isinstance(found, Members) else None
+@by_row("LengthOfJsonArray")
+def _length(text: str) -> int | None:
+    found = _document(text)
+    return len(found) if isinstance(found, Elements) else None
 
-    return per_row(length if call.function == "LengthOfJsonArray" else keys, arrow_type(call.type))
+
+@by_row("JsonObjectKeys")
+def _keys(text: str) -> list[str] | None:
+    found = _document(text)
+    return [name for name, _ in found] if isinstance(found, Members) else None

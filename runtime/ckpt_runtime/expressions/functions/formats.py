@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.expressions import texts
-from ckpt_runtime.expressions.evaluation import Evaluator, Value, compile_expression, function, strict
+from ckpt_runtime.expressions.evaluation import Evaluator, Value, by_row, compile_expression, function, strict
 from ckpt_runtime.expressions.functions.nested import checked_map
 from ckpt_runtime.expressions.nodes import Call, Literal
-from ckpt_runtime.expressions.regex import compile_java
+from ckpt_runtime.expressions.regex import compile_java, split_java
 from ckpt_runtime.expressions.rows import EXACT, per_row
 from ckpt_runtime.expressions.types import (
     EvaluationError,
@@ -32,12 +32,12 @@ from ckpt_runtime.expressions.types import (
 _STRING = pa.string()
 
 
-@strict("UrlEncode", "UrlDecode")
-def _url_encoding(call: Call) -> Callable[..., Value]:
-    fails = bool(call.settings.get("failOnError", True))
+by_row("UrlEncode")(lambda text: urllib.parse.quote_plus(text, safe="*").replace("~", "%7E"))
 
-    def encode(text: str) -> str:
-        return urllib.parse.quote_plus(text, safe="*").replace("~", "%7E")
+
+@strict("UrlDecode")
+def _url_decoded(call: Call) -> Callable[..., Value]:
+    fails = bool(call.settings.get("failOnError", True))
 
     def decode(text: str) -> str | None:
         if re.search(r"%(?![0-9a-fA-F]{2})", text):
@@ -46,7 +46,7 @@ def _url_encoding(call: Call) -> Callable[..., Value]:
             return None
         return urllib.parse.unquote_plus(text)
 
-    return per_row(encode if call.function == "UrlEncode" else decode, _STRING)
+    return per_row(decode, _STRING)
 
 
 _URI = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.\-]*):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(?:#(.*))?", re.S)
@@ -221,18 +221,12 @@ def _number(value: Any, digits: str, flags: str, width: int) -> str:
     return sign + (digits.rjust(width - len(sign), "0") if "0" in flags else digits)
 
 
-@strict("Base32", "UnBase32")
-def _base32(call: Call) -> Callable[..., Value]:
-    if call.function == "Base32":
-        return per_row(lambda data: base64.b32encode(data).decode(), _STRING)
-
-    def decode(text: str) -> bytes:
-        """Skips other characters, accepts lower-case letters, and drops trailing bits that are not a whole byte."""
-        digits = re.sub(r"[^A-Za-z2-7]", "", text.split("=", maxsplit=1)[0]).upper()
-        whole = digits + "A" * (-len(digits) % 8)
-        return base64.b32decode(whole)[: len(digits) * 5 // 8]
-
-    return per_row(decode, pa.binary())
+@by_row("UnBase32")
+def _of_base32(text: str) -> bytes:
+    """Skips other characters, accepts lower-case letters, and drops trailing bits that are not a whole byte."""
+    digits = re.sub(r"[^A-Za-z2-7]", "", text.split("=", maxsplit=1)[0]).upper()
+    whole = digits + "A" * (-len(digits) % 8)
+    return base64.b32decode(whole)[: len(digits) * 5 // 8]
 
 
 @function("IsValidUTF8", "MakeValidUTF8", "ValidateUTF8", "TryValidateUTF8")
@@ -260,9 +254,13 @@ def _valid_text(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     return lambda frame: compute(inner(frame))
 
 
-@strict("Quote")
-def _quote(call: Call) -> Callable[..., Value]:
-    return per_row(lambda text: "'" + text.replace("'", "\\'") + "'", _STRING)
+_BUCKET = 32768
+
+by_row("Base32")(lambda data: base64.b32encode(data).decode())
+by_row("Quote")(lambda text: "'" + text.replace("'", "\\'") + "'")
+by_row("BitmapCount")(lambda data: int.from_bytes(data).bit_count())
+by_row("BitmapBitPosition")(lambda value: (value - 1) % _BUCKET if value > 0 else -value % _BUCKET)
+by_row("BitmapBucketNumber")(lambda value: 1 + (value - 1) // _BUCKET if value > 0 else -(-value // _BUCKET))
 
 
 @strict("Hmac")
@@ -281,18 +279,6 @@ def _hmac(call: Call) -> Callable[..., Value]:
     return per_row(digest, pa.binary())
 
 
-_BUCKET = 32768
-
-
-@strict("BitmapBitPosition", "BitmapBucketNumber", "BitmapCount")
-def _bitmap(call: Call) -> Callable[..., Value]:
-    if call.function == "BitmapCount":
-        return per_row(lambda data: int.from_bytes(data).bit_count(), pa.int64())
-    if call.function == "BitmapBitPosition":
-        return per_row(lambda value: (value - 1) % _BUCKET if value > 0 else -value % _BUCKET, pa.int64())
-    return per_row(lambda value: 1 + (value - 1) // _BUCKET if value > 0 else -(-value // _BUCKET), pa.int64())
-
-
 @strict("StringToMap")
 def _string_to_map(call: Call) -> Callable[..., Value]:
     """Both separators are regular expressions."""
@@ -303,23 +289,9 @@ def _string_to_map(call: Call) -> Callable[..., Value]:
 
     def build(text: str, between_pairs: str, between_key_and_value: str) -> list[tuple[str, str | None]]:
         entries: list[tuple[str, str | None]] = []
-        for pair in _split(text, between_pairs, 0):
-            key, *value = _split(pair, between_key_and_value, 1)
+        for pair in split_java(text, between_pairs):
+            key, *value = split_java(pair, between_key_and_value, 2)
             entries.append((key, value[0] if value else None))
         return checked_map(entries)
 
     return per_row(build, arrow_type(call.type))
-
-
-def _split(text: str, pattern: str, most: int) -> list[str]:
-    """Splits a text where a regular expression matches, at most ``most`` times if that is not 0."""
-    parts: list[str] = []
-    start = 0
-    for match in compile_java(pattern).finditer(text):
-        if most and len(parts) >= most:
-            break
-        if match.end() == 0 or (match.start() == match.end() and match.start() == len(text)):
-            continue
-        parts.append(text[start : match.start()])
-        start = match.end()
-    return [*parts, text[start:]]

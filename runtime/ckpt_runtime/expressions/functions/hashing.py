@@ -22,15 +22,11 @@ class _Murmur3:
 
     state = np.uint32
 
-    @staticmethod
-    def _mixed_key(key: _Array) -> _Array:
-        key = key * np.uint32(0xCC9E2D51)
-        mixed: _Array = ((key << np.uint32(15)) | (key >> np.uint32(17))) * np.uint32(0x1B873593)
-        return mixed
-
     @classmethod
     def _mixed(cls, state: _Array, key: _Array) -> _Array:
-        state = state ^ cls._mixed_key(key)
+        key = key * np.uint32(0xCC9E2D51)
+        mixed: _Array = ((key << np.uint32(15)) | (key >> np.uint32(17))) * np.uint32(0x1B873593)
+        state = state ^ mixed
         return ((state << np.uint32(13)) | (state >> np.uint32(19))) * np.uint32(5) + np.uint32(0xE6546B64)
 
     @staticmethod

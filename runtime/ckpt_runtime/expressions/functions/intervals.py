@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.expressions import texts
-from ckpt_runtime.expressions.evaluation import Value, strict
+from ckpt_runtime.expressions.evaluation import Value, by_row, strict
 from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.rows import per_row
 from ckpt_runtime.expressions.types import (
@@ -89,7 +89,7 @@ def parts_of(interval: Any, type_: SparkType) -> tuple[int, int, int]:
         return interval["months"], interval["days"], interval["micros"]
     if is_year_month(type_):
         return interval, 0, 0
-    days = abs(interval) // _DAY * (1 if interval >= 0 else -1)
+    days = _whole(interval, _DAY)
     return 0, days, interval - days * _DAY
 
 
@@ -174,9 +174,7 @@ def _time_bucket(call: Call) -> Callable[..., Value]:
     return over_integers(bucket, arrow_type(call.type))
 
 
-@strict("DateAddYMInterval")
-def _add_months_to_date(call: Call) -> Callable[..., Value]:
-    return per_row(plus_months, arrow_type(call.type))
+by_row("DateAddYMInterval")(plus_months)
 
 
 @strict("DateAddInterval")
@@ -276,16 +274,12 @@ def _rest(value: int, size: int) -> int:
     return value % size if value >= 0 else -(-value % size)
 
 
-def _quotient(value: int, size: int) -> int:
-    return value // size if value >= 0 else -(-value // size)
-
-
 _PARTS: dict[str, Callable[[int], Any]] = {
-    "ExtractANSIIntervalYears": lambda months: _quotient(months, 12),
+    "ExtractANSIIntervalYears": lambda months: _whole(months, 12),
     "ExtractANSIIntervalMonths": lambda months: _rest(months, 12),
-    "ExtractANSIIntervalDays": lambda micros: _quotient(micros, _DAY),
-    "ExtractANSIIntervalHours": lambda micros: _rest(_quotient(micros, 3_600_000_000), 24),
-    "ExtractANSIIntervalMinutes": lambda micros: _rest(_quotient(micros, 60_000_000), 60),
+    "ExtractANSIIntervalDays": lambda micros: _whole(micros, _DAY),
+    "ExtractANSIIntervalHours": lambda micros: _rest(_whole(micros, 3_600_000_000), 24),
+    "ExtractANSIIntervalMinutes": lambda micros: _rest(_whole(micros, 60_000_000), 60),
     "ExtractANSIIntervalSeconds": lambda micros: decimal.Decimal(_rest(micros, 60_000_000)).scaleb(-6),
 }
 
@@ -295,27 +289,21 @@ def _part(call: Call) -> Callable[..., Value]:
     return over_integers(_PARTS[call.function], arrow_type(call.type))
 
 
-@strict("MakeDTInterval")
-def _make_day_time(call: Call) -> Callable[..., Value]:
-    def make(days: int, hours: int, minutes: int, seconds: decimal.Decimal) -> int:
-        micros = int(seconds.scaleb(6).to_integral_value(decimal.ROUND_DOWN))
-        found = days * _DAY + hours * 3_600_000_000 + minutes * 60_000_000 + micros
-        if not -(1 << 63) <= found < 1 << 63:
-            raise EvaluationError("INTERVAL_ARITHMETIC_OVERFLOW", "the interval is too long")
-        return found
-
-    return per_row(make, arrow_type(call.type))
+@by_row("MakeDTInterval")
+def _make_day_time(days: int, hours: int, minutes: int, seconds: decimal.Decimal) -> int:
+    micros = int(seconds.scaleb(6).to_integral_value(decimal.ROUND_DOWN))
+    found = days * _DAY + hours * 3_600_000_000 + minutes * 60_000_000 + micros
+    if not -(1 << 63) <= found < 1 << 63:
+        raise EvaluationError("INTERVAL_ARITHMETIC_OVERFLOW", "the interval is too long")
+    return found
 
 
-@strict("MakeYMInterval")
-def _make_year_month(call: Call) -> Callable[..., Value]:
-    def make(years: int, months: int) -> int:
-        found = years * 12 + months
-        if not -_MOST_MONTHS - 1 <= found <= _MOST_MONTHS:
-            raise EvaluationError("INTERVAL_ARITHMETIC_OVERFLOW", "the interval is too long")
-        return found
-
-    return per_row(make, value_type(call.type))
+@by_row("MakeYMInterval")
+def _make_year_month(years: int, months: int) -> int:
+    found = years * 12 + months
+    if not -_MOST_MONTHS - 1 <= found <= _MOST_MONTHS:
+        raise EvaluationError("INTERVAL_ARITHMETIC_OVERFLOW", "the interval is too long")
+    return found
 
 
 @strict("MakeInterval")

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, function, kernel_of, strict
+from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, by_row, function, kernel_of, strict
 from ckpt_runtime.expressions.functions.arithmetic import overflow, to_decimal
 from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.rows import EXACT, per_row
@@ -97,37 +97,23 @@ def _logarithm(call: Call) -> Callable[..., Value]:
     return lambda value: run(pc.if_else(pc.less_equal(value, asymptote), pa.scalar(None, _DOUBLE), value))
 
 
-@strict("Logarithm")
-def _logarithm_of_base(call: Call) -> Callable[..., Value]:
-    def log(base: float, value: float) -> float | None:
-        if base <= 0 or value <= 0:
-            return None
-        over = math.log(value)
-        under = math.log(base)
-        return over / under if under else (math.nan if over == 0 else math.copysign(math.inf, over))
-
-    return per_row(log, _DOUBLE)
+@by_row("Logarithm")
+def _logarithm_of_base(base: float, value: float) -> float | None:
+    if base <= 0 or value <= 0:
+        return None
+    over = math.log(value)
+    under = math.log(base)
+    return over / under if under else (math.nan if over == 0 else math.copysign(math.inf, over))
 
 
-@strict("Pow", "Atan2", "Hypot")
-def _binary(call: Call) -> Callable[..., Value]:
-    if call.function == "Pow":
-        return kernel_of("power")
-    if call.function == "Atan2":
-        # Java adds 0.0, which makes -0.0 a 0.0.
-        return lambda y, x: pc.atan2(pc.add(y, 0.0), pc.add(x, 0.0))
-    return per_row(math.hypot, _DOUBLE)
-
-
-@strict("Factorial")
-def _factorial(call: Call) -> Callable[..., Value]:
-    return per_row(lambda n: math.factorial(n) if 0 <= n <= 20 else None, pa.int64())
-
-
-@strict("Pi", "EulerNumber")
-def _constant(call: Call) -> Callable[..., Value]:
-    value = pa.scalar(math.pi if call.function == "Pi" else math.e)
-    return lambda: value
+strict("Pi")(lambda _: lambda: pa.scalar(math.pi))
+strict("EulerNumber")(lambda _: lambda: pa.scalar(math.e))
+strict("Pow")(lambda _: kernel_of("power"))
+# Java adds 0.0, which makes -0.0 a 0.0.
+strict("Atan2")(lambda _: lambda y, x: pc.atan2(pc.add(y, 0.0), pc.add(x, 0.0)))
+by_row("Hypot")(math.hypot)
+by_row("Factorial")(lambda n: math.factorial(n) if 0 <= n <= 20 else None)
+by_row("Bin")(lambda value: f"{value & 0xFFFFFFFFFFFFFFFF:b}")
 
 
 @strict("Ceil", "Floor")
@@ -210,11 +196,6 @@ def _in_range(value: int, call: Call) -> int:
     return (value + limit) % (2 * limit) - limit
 
 
-@strict("Bin")
-def _binary_text(call: Call) -> Callable[..., Value]:
-    return per_row(lambda value: f"{value & 0xFFFFFFFFFFFFFFFF:b}", pa.string())
-
-
 @strict("Hex")
 def _hex(call: Call) -> Callable[..., Value]:
     if is_integral(call.arguments[0].type):
@@ -222,16 +203,13 @@ def _hex(call: Call) -> Callable[..., Value]:
     return per_row(lambda value: (value.encode() if isinstance(value, str) else value).hex().upper(), pa.string())
 
 
-@strict("Unhex")
-def _unhex(call: Call) -> Callable[..., Value]:
-    def read(text: str) -> bytes | None:
-        digits = text if len(text) % 2 == 0 else f"0{text}"
-        try:
-            return bytes.fromhex(digits) if digits.isascii() and " " not in digits else None
-        except ValueError:
-            return None
-
-    return per_row(read, pa.binary())
+@by_row("Unhex")
+def _unhex(text: str) -> bytes | None:
+    digits = text if len(text) % 2 == 0 else f"0{text}"
+    try:
+        return bytes.fromhex(digits) if digits.isascii() and " " not in digits else None
+    except ValueError:
+        return None
 
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -259,17 +237,9 @@ def _conv(call: Call) -> Callable[..., Value]:
             signed = -1 if signed < 0 else -signed
         if to < 0 and signed < 0:
             signed, negative = -signed, True
-        return ("-" if negative and to < 0 else "") + _in_base(signed % (1 << 64), abs(to))
+        return ("-" if negative and to < 0 else "") + np.base_repr(signed % (1 << 64), abs(to))
 
     return per_row(convert, pa.string())
-
-
-def _in_base(value: int, base: int) -> str:
-    text = ""
-    while value:
-        value, digit = divmod(value, base)
-        text = _DIGITS[digit] + text
-    return text or "0"
 
 
 @strict("WidthBucket")

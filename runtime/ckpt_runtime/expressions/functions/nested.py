@@ -15,6 +15,7 @@ from ckpt_runtime.expressions.evaluation import (
     Frame,
     Value,
     broadcast,
+    by_row,
     compile_expression,
     function,
     strict,
@@ -73,11 +74,6 @@ def _array(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     return run
 
 
-def duplicate_key(key: object) -> EvaluationError:
-    """Returns the error for a map with a repeated key."""
-    return EvaluationError("DUPLICATED_MAP_KEY", f"the map contains the key {key!r} twice")
-
-
 def checked_map(entries: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Returns the entries of a new map. Raises EvaluationError for a null key or a repeated one."""
     seen = set()
@@ -86,53 +82,39 @@ def checked_map(entries: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
             raise EvaluationError("NULL_MAP_KEY", "a key of a map is null")
         marker = sort_key(key)
         if marker in seen:
-            raise duplicate_key(key)
+            raise EvaluationError("DUPLICATED_MAP_KEY", f"the map contains the key {key!r} twice")
         seen.add(marker)
     return list(entries)
 
 
-@strict("CreateMap")
-def _map(call: Call) -> Callable[..., Value]:
-    return per_row(
-        lambda *row: checked_map(list(zip(row[0::2], row[1::2], strict=True))), arrow_type(call.type), nulls=True
-    )
+by_row("CreateMap", nulls=True)(lambda *row: checked_map(list(zip(row[0::2], row[1::2], strict=True))))
+by_row("MapConcat")(lambda *maps: checked_map([entry for map_ in maps for entry in map_]))
 
 
-@strict("MapFromArrays")
-def _map_from_arrays(call: Call) -> Callable[..., Value]:
-    def build(keys: list[Any], values: list[Any]) -> list[tuple[Any, Any]]:
-        if len(keys) != len(values):
-            raise EvaluationError("_LEGACY_ERROR_TEMP_2128", "the arrays of keys and values have different lengths")
-        return checked_map(list(zip(keys, values, strict=True)))
-
-    return per_row(build, arrow_type(call.type))
+@by_row("MapFromArrays")
+def _map_from_arrays(keys: list[Any], values: list[Any]) -> list[tuple[Any, Any]]:
+    if len(keys) != len(values):
+        raise EvaluationError("_LEGACY_ERROR_TEMP_2128", "the arrays of keys and values have different lengths")
+    return checked_map(list(zip(keys, values, strict=True)))
 
 
-@strict("MapFromEntries")
-def _map_from_entries(call: Call) -> Callable[..., Value]:
-    def build(entries: list[dict[str, Any] | None]) -> list[tuple[Any, Any]] | None:
-        if None in entries:
-            return None
-        return checked_map([tuple(entry.values()) for entry in entries if entry is not None])
-
-    return per_row(build, arrow_type(call.type))
+@by_row("MapFromEntries")
+def _map_from_entries(entries: list[dict[str, Any] | None]) -> list[tuple[Any, Any]] | None:
+    if None in entries:
+        return None
+    return checked_map([tuple(entry.values()) for entry in entries if entry is not None])
 
 
-@strict("MapConcat")
-def _map_concat(call: Call) -> Callable[..., Value]:
-    return per_row(lambda *maps: checked_map([entry for map_ in maps for entry in map_]), arrow_type(call.type))
+by_row("MapContainsKey")(lambda map_, key: any(sort_key(k) == sort_key(key) for k, _ in map_))
+by_row("MapKeys")(lambda map_: [key for key, _ in map_])
+by_row("MapValues")(lambda map_: [value for _, value in map_])
 
 
-@strict("MapKeys", "MapValues", "MapEntries", "MapContainsKey")
-def _map_parts(call: Call) -> Callable[..., Value]:
+@strict("MapEntries")
+def _map_entries(call: Call) -> Callable[..., Value]:
     result = arrow_type(call.type)
-    if call.function == "MapContainsKey":
-        return per_row(lambda map_, key: any(sort_key(k) == sort_key(key) for k, _ in map_), result)
-    if call.function == "MapEntries":
-        names = [field.name for field in result.value_type]
-        return per_row(lambda map_: [dict(zip(names, entry, strict=True)) for entry in map_], result)
-    at = 0 if call.function == "MapKeys" else 1
-    return per_row(lambda map_: [entry[at] for entry in map_], result)
+    names = [field.name for field in result.value_type]
+    return per_row(lambda map_: [dict(zip(names, entry, strict=True)) for entry in map_], result)
 
 
 @strict("Size", "ArraySize")
@@ -175,22 +157,16 @@ def _same(left: Any, right: Any) -> bool:
     return bool(sort_key(left) == sort_key(right))
 
 
-@strict("ArrayContains")
-def _contains(call: Call) -> Callable[..., Value]:
-    def contains(elements: list[Any], wanted: Any) -> bool | None:
-        if any(element is not None and _same(element, wanted) for element in elements):
-            return True
-        return None if None in elements else False
-
-    return per_row(contains, pa.bool_())
+@by_row("ArrayContains")
+def _contains(elements: list[Any], wanted: Any) -> bool | None:
+    if any(element is not None and _same(element, wanted) for element in elements):
+        return True
+    return None if None in elements else False
 
 
-@strict("ArrayPosition")
-def _position(call: Call) -> Callable[..., Value]:
-    def position(elements: list[Any], wanted: Any) -> int:
-        return next((at for at, element in enumerate(elements, 1) if element is not None and _same(element, wanted)), 0)
-
-    return per_row(position, pa.int64())
+@by_row("ArrayPosition")
+def _position(elements: list[Any], wanted: Any) -> int:
+    return next((at for at, element in enumerate(elements, 1) if element is not None and _same(element, wanted)), 0)
 
 
 def _distinct(elements: Sequence[Any]) -> list[Any]:
@@ -202,12 +178,14 @@ def _keys(elements: Sequence[Any]) -> set[Any]:
     return {sort_key(element) for element in elements}
 
 
+@by_row("ArraysOverlap")
 def _overlap(left: list[Any], right: list[Any]) -> bool | None:
     if (_keys(left) & _keys(right)) - {(0,)}:
         return True
     return None if left and right and (None in left or None in right) else False
 
 
+@by_row("Slice")
 def _slice(elements: list[Any], start: int, length: int) -> list[Any]:
     if start == 0:
         raise EvaluationError("INVALID_PARAMETER_VALUE.START", "slice starts at 1, or at -1 from the end")
@@ -217,6 +195,7 @@ def _slice(elements: list[Any], start: int, length: int) -> list[Any]:
     return elements[at : at + length] if at >= 0 else []
 
 
+@by_row("ArrayInsert", nulls=True)
 def _insert(elements: list[Any] | None, position: int | None, item: Any) -> list[Any] | None:
     if elements is None or position is None:
         return None
@@ -232,60 +211,26 @@ def _insert(elements: list[Any] | None, position: int | None, item: Any) -> list
     return [*elements[:at], item, *elements[at:]]
 
 
-def _flatten(arrays: list[list[Any] | None]) -> list[Any] | None:
-    return None if None in arrays else [element for array in arrays for element in array]  # type: ignore[union-attr]
+by_row("ArrayDistinct")(_distinct)
+by_row("ArrayUnion")(lambda a, b: _distinct([*a, *b]))
+by_row("ArrayIntersect")(lambda a, b: [x for x in _distinct(a) if sort_key(x) in _keys(b)])
+by_row("ArrayExcept")(lambda a, b: [x for x in _distinct(a) if sort_key(x) not in _keys(b)])
+by_row("ArrayRemove")(lambda a, wanted: [x for x in a if x is None or not _same(x, wanted)])
+by_row("ArrayCompact")(lambda a: [x for x in a if x is not None])
+by_row("ArrayMax")(lambda a: max((x for x in a if x is not None), key=sort_key, default=None))
+by_row("ArrayMin")(lambda a: min((x for x in a if x is not None), key=sort_key, default=None))
+by_row("Flatten")(lambda arrays: None if None in arrays else [element for array in arrays for element in array])
+by_row("SortArray")(lambda elements, ascending: sorted(elements, key=sort_key, reverse=not ascending))
+by_row("Reverse")(lambda value: value[::-1])
+by_row("ArrayAppend", nulls=True)(lambda a, x: None if a is None else [*a, x])
+by_row("ArrayPrepend", nulls=True)(lambda a, x: None if a is None else [x, *a])
+by_row("ArrayRepeat", nulls=True)(lambda x, n: None if n is None else [x] * max(0, n))
 
 
-_WITHOUT_NULLS: dict[str, Callable[..., Any]] = {
-    "ArrayDistinct": _distinct,
-    "ArrayUnion": lambda a, b: _distinct([*a, *b]),
-    "ArrayIntersect": lambda a, b: [x for x in _distinct(a) if sort_key(x) in _keys(b)],
-    "ArrayExcept": lambda a, b: [x for x in _distinct(a) if sort_key(x) not in _keys(b)],
-    "ArraysOverlap": _overlap,
-    "ArrayRemove": lambda a, wanted: [x for x in a if x is None or not _same(x, wanted)],
-    "ArrayCompact": lambda a: [x for x in a if x is not None],
-    "ArrayMax": lambda a: max((x for x in a if x is not None), key=sort_key, default=None),
-    "ArrayMin": lambda a: min((x for x in a if x is not None), key=sort_key, default=None),
-    "Slice": _slice,
-    "Flatten": _flatten,
-}
-_WITH_NULLS: dict[str, Callable[..., Any]] = {
-    "ArrayAppend": lambda a, x: None if a is None else [*a, x],
-    "ArrayPrepend": lambda a, x: None if a is None else [x, *a],
-    "ArrayInsert": _insert,
-    "ArrayRepeat": lambda x, n: None if n is None else [x] * max(0, n),
-}
-
-
-@strict(*_WITHOUT_NULLS)
-def _array_function(call: Call) -> Callable[..., Value]:
-    return per_row(_WITHOUT_NULLS[call.function], arrow_type(call.type))
-
-
-@strict(*_WITH_NULLS)
-def _array_function_of_nulls(call: Call) -> Callable[..., Value]:
-    return per_row(_WITH_NULLS[call.function], arrow_type(call.type), nulls=True)
-
-
-@strict("SortArray")
-def _sort_array(call: Call) -> Callable[..., Value]:
-    return per_row(
-        lambda elements, ascending: sorted(elements, key=sort_key, reverse=not ascending), arrow_type(call.type)
-    )
-
-
-@strict("Reverse")
-def _reverse(call: Call) -> Callable[..., Value]:
-    return per_row(lambda value: value[::-1], arrow_type(call.type))
-
-
-@strict("ArrayJoin")
-def _array_join(call: Call) -> Callable[..., Value]:
-    def join(elements: list[str | None], separator: str, missing: str | None = None) -> str:
-        texts = (missing if element is None else element for element in elements)
-        return separator.join(text for text in texts if text is not None)
-
-    return per_row(join, pa.string())
+@by_row("ArrayJoin")
+def _array_join(elements: list[str | None], separator: str, missing: str | None = None) -> str:
+    texts = (missing if element is None else element for element in elements)
+    return separator.join(text for text in texts if text is not None)
 
 
 @strict("ArraysZip")
@@ -318,11 +263,6 @@ def _elements(value: Value, frame: Frame) -> tuple[pa.Array, pa.Array, Frame]:
     return array, rows, Frame(columns, len(rows), variables, frame.moment, frame.random_bytes)
 
 
-def _positions(array: pa.Array) -> pa.Array:
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_pylist()
-    return pa.array([at for length in lengths for at in range(length)], pa.int32())
-
-
 @function("ArrayTransform", "ArrayFilter", "ArrayExists", "ArrayForAll")
 def _over_elements(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     body, evaluator = _compiled(call, 1)
@@ -334,7 +274,8 @@ def _over_elements(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         flat = array.flatten()
         values: dict[int, Value] = {body.parameters[0].id: flat}
         if len(body.parameters) > 1:
-            values[body.parameters[1].id] = _positions(array)
+            lengths = pc.fill_null(pc.list_value_length(array), 0).to_pylist()
+            values[body.parameters[1].id] = pa.array([at for length in lengths for at in range(length)], pa.int32())
         results = broadcast(evaluator(inner.with_variables(values)), inner.length)
         if call.function == "ArrayTransform":
             return with_elements(array, results, kind)
@@ -440,10 +381,6 @@ def _zip_with(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     return run
 
 
-def _lookup(orders: dict[tuple[int, int], int]) -> Callable[[int, int], int]:
-    return lambda a, b: orders[a, b] if a != b else 0
-
-
 @function("ArraySort")
 def _array_sort(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     """Sorts by a comparison that is evaluated for all pairs of the elements of each array at once."""
@@ -469,7 +406,12 @@ def _array_sort(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         orders = broadcast(evaluator(inner.with_variables(values)), len(pairs)).to_pylist()
         if None in orders:
             raise EvaluationError("COMPARATOR_RETURNS_NULL", "the comparison of array_sort gives null for two elements")
-        by_comparison = functools.cmp_to_key(_lookup(dict(zip(pairs, orders, strict=True))))
+        known: dict[tuple[int, int], int] = dict(zip(pairs, orders, strict=True))
+
+        def compare(first: int, second: int) -> int:
+            return known[first, second] if first != second else 0
+
+        by_comparison = functools.cmp_to_key(compare)
         positions: list[int] = []
         start = 0
         for length in lengths:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import eq, ge, gt, le, lt
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +40,9 @@ _KERNELS = {
     "GreaterThan": "greater",
     "GreaterThanOrEqual": "greater_equal",
 }
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "equal": eq, "less": lt, "less_equal": le, "greater": gt, "greater_equal": ge
+}  # fmt: skip
 _is_nan = kernel_of("is_nan")
 _and = kernel_of("and_kleene")
 _or = kernel_of("or_kleene")
@@ -50,7 +54,10 @@ _equal = kernel_of("equal")
 def comparison(name: str, type_: SparkType) -> Callable[[Value, Value], Value]:
     """Returns ``equal``, ``less``, … over two values of a type; null where either is null."""
     if isinstance(type_, dict):
-        return _nested_comparison(name, type_)
+        if type_["type"] == "map":
+            raise UnsupportedExpressionError("a comparison of maps", "maps have no order")
+        by_key = _COMPARE[name]
+        return per_row(lambda left, right: by_key(sort_key(left), sort_key(right)), pa.bool_())
     if type_ == "void":
         return lambda _left, _right: pa.scalar(None, pa.bool_())
     compare = kernel_of(name)
@@ -82,22 +89,6 @@ def sort_key(value: object) -> Any:
     return (1, value)
 
 
-_COMPARE: dict[str, Callable[[object, object], bool]] = {
-    "equal": lambda a, b: a == b,
-    "less": lambda a, b: a < b,  # type: ignore[operator]
-    "less_equal": lambda a, b: a <= b,  # type: ignore[operator]
-    "greater": lambda a, b: a > b,  # type: ignore[operator]
-    "greater_equal": lambda a, b: a >= b,  # type: ignore[operator]
-}
-
-
-def _nested_comparison(name: str, type_: SparkType) -> Callable[[Value, Value], Value]:
-    if isinstance(type_, dict) and type_["type"] == "map":
-        raise UnsupportedExpressionError("a comparison of maps", "maps have no order")
-    compare = _COMPARE[name]
-    return per_row(lambda left, right: compare(sort_key(left), sort_key(right)), pa.bool_())
-
-
 @strict(*_KERNELS)
 def _comparison(call: Call) -> Callable[..., Value]:
     return comparison(_KERNELS[call.function], call.arguments[0].type)
@@ -123,9 +114,7 @@ def _null_test(call: Call) -> Callable[..., Value]:
     return _is_null if call.function == "IsNull" else kernel_of("is_valid")
 
 
-@strict("IsNaN")
-def _nan_test(call: Call) -> Callable[..., Value]:
-    return lambda value: pc.fill_null(_is_nan(value), False)
+strict("IsNaN")(lambda _: lambda value: pc.fill_null(_is_nan(value), False))
 
 
 @strict("AtLeastNNonNulls")

@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, function, kernel_of, strict
+from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, by_row, function, kernel_of, strict
 from ckpt_runtime.expressions.functions.number_formats import decimal_format
 from ckpt_runtime.expressions.nodes import Call, Literal
-from ckpt_runtime.expressions.regex import compile_java, like_pattern
+from ckpt_runtime.expressions.regex import compile_java, like_pattern, split_java
 from ckpt_runtime.expressions.rows import EXACT, per_row
 from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError, arrow_type
 
@@ -45,11 +45,6 @@ def _case(call: Call) -> Callable[..., Value]:
     return ascii_or(kernel_of("ascii_lower"), per_row(str.lower, _STRING))
 
 
-@strict("InitCap")
-def _initial_capitals(call: Call) -> Callable[..., Value]:
-    return per_row(lambda text: " ".join(word[:1].title() + word[1:].lower() for word in text.split(" ")), _STRING)
-
-
 @strict("Length", "OctetLength", "BitLength")
 def _length(call: Call) -> Callable[..., Value]:
     octets = kernel_of("binary_length")
@@ -75,17 +70,14 @@ def _concat(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     return run
 
 
-@strict("ConcatWs")
-def _concat_with_separator(call: Call) -> Callable[..., Value]:
-    def join(separator: str | None, *parts: str | list[str | None] | None) -> str | None:
-        if separator is None:
-            return None
-        texts: list[str] = []
-        for part in parts:
-            texts += [x for x in part if x is not None] if isinstance(part, list) else [] if part is None else [part]
-        return separator.join(texts)
-
-    return per_row(join, _STRING, nulls=True)
+@by_row("ConcatWs", nulls=True)
+def _concat_with_separator(separator: str | None, *parts: str | list[str | None] | None) -> str | None:
+    if separator is None:
+        return None
+    texts: list[str] = []
+    for part in parts:
+        texts += [x for x in part if x is not None] if isinstance(part, list) else [] if part is None else [part]
+    return separator.join(texts)
 
 
 def _substring(text: Any, position: int, length: int = (1 << 31) - 1) -> Any:
@@ -108,12 +100,8 @@ def _substring_kernel(call: Call) -> Callable[..., Value]:
     return lambda value, *_: cut(value)
 
 
-@strict("Left", "Right")
-def _side(call: Call) -> Callable[..., Value]:
-    kind = arrow_type(call.type)
-    if call.function == "Left":
-        return per_row(lambda text, n: text[: max(n, 0)], kind)
-    return per_row(lambda text, n: text[-n:] if n > 0 else text[:0], kind)
+by_row("Left")(lambda text, n: text[: max(n, 0)])
+by_row("Right")(lambda text, n: text[-n:] if n > 0 else text[:0])
 
 
 @strict("StringTrim", "StringTrimLeft", "StringTrimRight", "StringTrimBoth")
@@ -141,47 +129,35 @@ def _pad(call: Call) -> Callable[..., Value]:
     return per_row(pad, arrow_type(call.type))
 
 
-@strict("StringRepeat")
-def _repeat(call: Call) -> Callable[..., Value]:
-    return per_row(lambda text, n: text * max(n, 0), _STRING)
+by_row("StringRepeat")(lambda text, n: text * max(n, 0))
+by_row("StringSpace")(lambda n: " " * max(n, 0))
+by_row("StringReplace")(lambda text, old, new="": text.replace(old, new) if old else text)
+by_row("StringInstr")(lambda text, part: text.find(part) + 1)
+by_row("Ascii")(lambda text: ord(text[0]) if text else 0)
+by_row("Chr")(lambda n: "" if n < 0 else chr(n & 0xFF))
+by_row("InitCap")(lambda text: " ".join(word[:1].title() + word[1:].lower() for word in text.split(" ")))
+by_row("Crc32")(zlib.crc32)
+by_row("Md5")(lambda data: hashlib.md5(data, usedforsecurity=False).hexdigest())
+by_row("Sha1")(lambda data: hashlib.sha1(data, usedforsecurity=False).hexdigest())
 
 
-@strict("StringSpace")
-def _space(call: Call) -> Callable[..., Value]:
-    return per_row(lambda n: " " * max(n, 0), _STRING)
+@by_row("StringTranslate")
+def _translate(text: str, matching: str, replacing: str) -> str:
+    table: dict[int, str | None] = {}
+    for at, character in enumerate(matching):
+        table.setdefault(ord(character), replacing[at] if at < len(replacing) else None)
+    return text.translate(table)
 
 
-@strict("StringReplace")
-def _replace(call: Call) -> Callable[..., Value]:
-    return per_row(lambda text, old, new="": text.replace(old, new) if old else text, _STRING)
-
-
-@strict("StringTranslate")
-def _translate(call: Call) -> Callable[..., Value]:
-    def translate(text: str, matching: str, replacing: str) -> str:
-        table: dict[int, str | None] = {}
-        for at, character in enumerate(matching):
-            table.setdefault(ord(character), replacing[at] if at < len(replacing) else None)
-        return text.translate(table)
-
-    return per_row(translate, _STRING)
-
-
-@strict("StringInstr", "StringLocate")
-def _find(call: Call) -> Callable[..., Value]:
-    if call.function == "StringInstr":
-        return per_row(lambda text, part: text.find(part) + 1, _INT)
-
-    def locate(part: str | None, text: str | None, start: int | None = 1) -> int | None:
-        if start is None:
-            return 0
-        if part is None or text is None:
-            return None
-        if start < 1 or not part:
-            return 0 if start < 1 else 1
-        return text.find(part, start - 1) + 1
-
-    return per_row(locate, _INT, nulls=True)
+@by_row("StringLocate", nulls=True)
+def _locate(part: str | None, text: str | None, start: int | None = 1) -> int | None:
+    if start is None:
+        return 0
+    if part is None or text is None:
+        return None
+    if start < 1 or not part:
+        return 0 if start < 1 else 1
+    return text.find(part, start - 1) + 1
 
 
 _SEARCHES = {"StartsWith": "startswith", "EndsWith": "endswith", "Contains": "__contains__"}
@@ -205,69 +181,48 @@ def _search_bytes(call: Call) -> Callable[..., Value]:
     return per_row(lambda data, wanted: getattr(data, test)(wanted), pa.bool_())
 
 
-@strict("SubstringIndex")
-def _substring_index(call: Call) -> Callable[..., Value]:
-    def cut(text: str, separator: str, count: int) -> str:
-        if count == 0 or not separator:
-            return ""
-        if count > 0:
-            at = -1
-            for _ in range(count):
-                at = text.find(separator, at + 1)
-                if at < 0:
-                    return text
-            return text[:at]
-        at = len(text) - len(separator) + 1
-        for _ in range(-count):
-            at = text.rfind(separator, 0, max(at - 1 + len(separator), 0))
+@by_row("SubstringIndex")
+def _substring_index(text: str, separator: str, count: int) -> str:
+    if count == 0 or not separator:
+        return ""
+    if count > 0:
+        at = -1
+        for _ in range(count):
+            at = text.find(separator, at + 1)
             if at < 0:
                 return text
-        return text[at + len(separator) :]
-
-    return per_row(cut, _STRING)
-
-
-@strict("SplitPart")
-def _split_part(call: Call) -> Callable[..., Value]:
-    def part(text: str, separator: str, number: int) -> str:
-        if number == 0:
-            raise EvaluationError("INVALID_INDEX_OF_ZERO", "the index 0 is invalid; the first part has index 1")
-        parts = text.split(separator) if separator else [text]
-        at = number - 1 if number > 0 else len(parts) + number
-        return parts[at] if 0 <= at < len(parts) else ""
-
-    return per_row(part, _STRING)
+        return text[:at]
+    at = len(text) - len(separator) + 1
+    for _ in range(-count):
+        at = text.rfind(separator, 0, max(at - 1 + len(separator), 0))
+        if at < 0:
+            return text
+    return text[at + len(separator) :]
 
 
-@strict("Ascii")
-def _ascii(call: Call) -> Callable[..., Value]:
-    return per_row(lambda text: ord(text[0]) if text else 0, _INT)
+@by_row("SplitPart")
+def _split_part(text: str, separator: str, number: int) -> str:
+    if number == 0:
+        raise EvaluationError("INVALID_INDEX_OF_ZERO", "the index 0 is invalid; the first part has index 1")
+    parts = text.split(separator) if separator else [text]
+    at = number - 1 if number > 0 else len(parts) + number
+    return parts[at] if 0 <= at < len(parts) else ""
 
 
-@strict("Chr")
-def _chr(call: Call) -> Callable[..., Value]:
-    return per_row(lambda n: "" if n < 0 else chr(n & 0xFF), _STRING)
-
-
-def _mime_base64(data: bytes) -> str:
+@by_row("Base64")
+def _base64(data: bytes) -> str:
     """Lines of at most 76 characters, as Spark makes by default (``spark.sql.chunkBase64String.enabled``)."""
     return "\r\n".join(base64.b64encode(data[start : start + 57]).decode() for start in range(0, len(data), 57))
 
 
-@strict("Base64", "UnBase64")
-def _base64(call: Call) -> Callable[..., Value]:
-    if call.function == "Base64":
-        return per_row(_mime_base64, _STRING)
-
-    def decode(text: str) -> bytes:
-        # Decodes like Java's MIME decoder: characters outside of the alphabet are skipped, and padding may be missing.
-        digits = re.sub(r"[^A-Za-z0-9+/]", "", text.split("=", maxsplit=1)[0])
-        try:
-            return base64.b64decode(digits + "=" * (-len(digits) % 4))
-        except binascii.Error:
-            raise EvaluationError("CONVERSION_INVALID_INPUT", f"{text!r} is not base 64") from None
-
-    return per_row(decode, pa.binary())
+@by_row("UnBase64")
+def _of_base64(text: str) -> bytes:
+    """Decodes like Java's MIME decoder: characters outside of the alphabet are skipped, and padding may be missing."""
+    digits = re.sub(r"[^A-Za-z0-9+/]", "", text.split("=", maxsplit=1)[0])
+    try:
+        return base64.b64decode(digits + "=" * (-len(digits) % 4))
+    except binascii.Error:
+        raise EvaluationError("CONVERSION_INVALID_INPUT", f"{text!r} is not base 64") from None
 
 
 _CHARSETS = {
@@ -286,79 +241,67 @@ def _charset(name: str) -> str:
     return found
 
 
-@strict("Encode", "StringDecode")
-def _encoding(call: Call) -> Callable[..., Value]:
-    def encode(text: str, charset: str) -> bytes:
-        try:
-            return text.encode(_charset(charset))
-        except UnicodeEncodeError:
-            raise EvaluationError("MALFORMED_CHARACTER_CODING", f"{text!r} cannot be written in {charset}") from None
-
-    def decode(data: bytes, charset: str) -> str:
-        try:
-            return data.decode(_charset(charset))
-        except UnicodeDecodeError:
-            raise EvaluationError("MALFORMED_CHARACTER_CODING", f"the bytes are not text in {charset}") from None
-
-    return per_row(encode, pa.binary()) if call.function == "Encode" else per_row(decode, _STRING)
+@by_row("Encode")
+def _encode(text: str, charset: str) -> bytes:
+    try:
+        return text.encode(_charset(charset))
+    except UnicodeEncodeError:
+        raise EvaluationError("MALFORMED_CHARACTER_CODING", f"{text!r} cannot be written in {charset}") from None
 
 
-@strict("Levenshtein")
-def _levenshtein(call: Call) -> Callable[..., Value]:
-    def distance(left: str, right: str, threshold: int | None = None) -> int:
-        row = list(range(len(right) + 1))
-        for i, a in enumerate(left, 1):
-            previous, row[0] = row[0], i
-            for j, b in enumerate(right, 1):
-                previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (a != b))
-        return row[-1] if threshold is None or row[-1] <= threshold else -1
-
-    return per_row(distance, _INT)
+@by_row("StringDecode")
+def _decode(data: bytes, charset: str) -> str:
+    try:
+        return data.decode(_charset(charset))
+    except UnicodeDecodeError:
+        raise EvaluationError("MALFORMED_CHARACTER_CODING", f"the bytes are not text in {charset}") from None
 
 
-@strict("SoundEx")
-def _soundex(call: Call) -> Callable[..., Value]:
-    codes = "01230120022455012623010202"
-
-    def soundex(text: str) -> str:
-        if not text or not ("A" <= text[0].upper() <= "Z" and text[0].isascii()):
-            return text
-        first = text[0].upper()
-        code, last = first, codes[ord(first) - 65]
-        for character in text[1:]:
-            upper = character.upper()
-            if not (upper.isascii() and "A" <= upper <= "Z"):
-                last = "0"
-                continue
-            if upper in "HW":
-                continue
-            digit = codes[ord(upper) - 65]
-            if digit not in ("0", last):
-                code += digit
-                if len(code) == 4:
-                    break
-            last = digit
-        return code.ljust(4, "0")
-
-    return per_row(soundex, _STRING)
+@by_row("Levenshtein")
+def _levenshtein(left: str, right: str, threshold: int | None = None) -> int:
+    row = list(range(len(right) + 1))
+    for i, a in enumerate(left, 1):
+        previous, row[0] = row[0], i
+        for j, b in enumerate(right, 1):
+            previous, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, previous + (a != b))
+    return row[-1] if threshold is None or row[-1] <= threshold else -1
 
 
-@strict("Overlay")
-def _overlay(call: Call) -> Callable[..., Value]:
-    def overlay(text: Any, new: Any, position: int, length: int) -> Any:
-        size = len(new) if length < 0 else length
-        return _substring(text, 1, position - 1) + new + _substring(text, position + size)
-
-    return per_row(overlay, arrow_type(call.type))
+_SOUNDEX = "01230120022455012623010202"
 
 
-@strict("FindInSet")
-def _find_in_set(call: Call) -> Callable[..., Value]:
-    def find(word: str, words: str) -> int:
-        parts = words.split(",")
-        return 0 if "," in word or word not in parts else parts.index(word) + 1
+@by_row("SoundEx")
+def _soundex(text: str) -> str:
+    if not text or not ("A" <= text[0].upper() <= "Z" and text[0].isascii()):
+        return text
+    first = text[0].upper()
+    code, last = first, _SOUNDEX[ord(first) - 65]
+    for character in text[1:]:
+        upper = character.upper()
+        if not (upper.isascii() and "A" <= upper <= "Z"):
+            last = "0"
+            continue
+        if upper in "HW":
+            continue
+        digit = _SOUNDEX[ord(upper) - 65]
+        if digit not in ("0", last):
+            code += digit
+            if len(code) == 4:
+                break
+        last = digit
+    return code.ljust(4, "0")
 
-    return per_row(find, _INT)
+
+@by_row("Overlay")
+def _overlay(text: Any, new: Any, position: int, length: int) -> Any:
+    size = len(new) if length < 0 else length
+    return _substring(text, 1, position - 1) + new + _substring(text, position + size)
+
+
+@by_row("FindInSet")
+def _find_in_set(word: str, words: str) -> int:
+    parts = words.split(",")
+    return 0 if "," in word or word not in parts else parts.index(word) + 1
 
 
 @function("Elt")
@@ -403,38 +346,30 @@ def _format_number(call: Call) -> Callable[..., Value]:
     return per_row(write, _STRING)
 
 
-@strict("Luhncheck")
-def _luhn(call: Call) -> Callable[..., Value]:
-    def check(text: str) -> bool:
-        if not (text.isascii() and text.isdigit()):
-            return False
-        digits = [int(digit) for digit in reversed(text)]
-        return sum(d if at % 2 == 0 else (2 * d - 9 if d > 4 else 2 * d) for at, d in enumerate(digits)) % 10 == 0
-
-    return per_row(check, pa.bool_())
+@by_row("Luhncheck")
+def _luhn(text: str) -> bool:
+    if not (text.isascii() and text.isdigit()):
+        return False
+    digits = [int(digit) for digit in reversed(text)]
+    return sum(d if at % 2 == 0 else (2 * d - 9 if d > 4 else 2 * d) for at, d in enumerate(digits)) % 10 == 0
 
 
-@strict("Mask")
-def _mask(call: Call) -> Callable[..., Value]:
-    def mask(
-        text: str | None, upper: str | None, lower: str | None, digit: str | None, other: str | None
-    ) -> str | None:
-        if text is None:
-            return None
+@by_row("Mask", nulls=True)
+def _mask(text: str | None, upper: str | None, lower: str | None, digit: str | None, other: str | None) -> str | None:
+    if text is None:
+        return None
 
-        def masked(character: str) -> str:
-            kind = (
-                upper
-                if character.isupper()
-                else lower
-                if character.islower()
-                else (digit if character.isdecimal() else other)
-            )
-            return character if kind is None else kind
+    def masked(character: str) -> str:
+        kind = (
+            upper
+            if character.isupper()
+            else lower
+            if character.islower()
+            else (digit if character.isdecimal() else other)
+        )
+        return character if kind is None else kind
 
-        return "".join(map(masked, text))
-
-    return per_row(mask, _STRING, nulls=True)
+    return "".join(map(masked, text))
 
 
 @strict("Like", "ILike")
@@ -471,19 +406,26 @@ def _like_several(call: Call) -> Callable[..., Value]:
     return per_row(matches, pa.bool_())
 
 
-@strict("RLike")
-def _rlike(call: Call) -> Callable[..., Value]:
-    return _by_pattern(call, 1, lambda text, pattern: compile_java(pattern).search(text) is not None, pa.bool_())
+def _by_pattern(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a function by row whose second argument is a regular expression: a constant, which is checked first."""
+
+    def register(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def kernel(call: Call) -> Callable[..., Value]:
+            pattern = call.arguments[1]
+            if not (isinstance(pattern, Literal) and isinstance(pattern.value, str)):
+                raise UnsupportedExpressionError("a regular expression that is not constant")
+            compile_java(pattern.value)
+            return per_row(compute, arrow_type(call.type))
+
+        strict(name)(kernel)
+        return compute
+
+    return register
 
 
-def _by_pattern(call: Call, position: int, compute: Callable[..., Any], result: pa.DataType) -> Callable[..., Value]:
-    """Returns a kernel with a regular expression, which is checked when the plan is made if it is constant."""
-    pattern = call.arguments[position]
-    if isinstance(pattern, Literal) and isinstance(pattern.value, str):
-        compile_java(pattern.value)
-    else:
-        raise UnsupportedExpressionError("a regular expression that is not constant")
-    return per_row(compute, result)
+_by_pattern("RLike")(lambda text, pattern: compile_java(pattern).search(text) is not None)
+_by_pattern("RegExpCount")(lambda text, pattern: sum(1 for _ in compile_java(pattern).finditer(text)))
+_by_pattern("StringSplit")(split_java)
 
 
 def _group(match: re.Match[str], index: int) -> str:
@@ -494,33 +436,24 @@ def _group(match: re.Match[str], index: int) -> str:
     return match[index] or ""
 
 
-@strict("RegExpExtract")
-def _extract(call: Call) -> Callable[..., Value]:
-    def extract(text: str, pattern: str, index: int) -> str:
-        match = compile_java(pattern).search(text)
-        return _group(match, index) if match else ""
-
-    return _by_pattern(call, 1, extract, _STRING)
+@_by_pattern("RegExpExtract")
+def _extract(text: str, pattern: str, index: int) -> str:
+    match = compile_java(pattern).search(text)
+    return _group(match, index) if match else ""
 
 
-@strict("RegExpExtractAll")
-def _extract_all(call: Call) -> Callable[..., Value]:
-    def extract(text: str, pattern: str, index: int) -> list[str]:
-        return [_group(match, index) for match in compile_java(pattern).finditer(text)]
-
-    return _by_pattern(call, 1, extract, arrow_type(call.type))
+@_by_pattern("RegExpExtractAll")
+def _extract_all(text: str, pattern: str, index: int) -> list[str]:
+    return [_group(match, index) for match in compile_java(pattern).finditer(text)]
 
 
-@strict("RegExpReplace")
-def _regexp_replace(call: Call) -> Callable[..., Value]:
-    def replace(text: str, pattern: str, new: str, position: int = 1) -> str:
-        if position - 1 >= len(text) and text:
-            return text
-        compiled = compile_java(pattern)
-        head, tail = text[: position - 1], text[position - 1 :]
-        return head + compiled.sub(lambda match: _expanded(new, match), tail)
-
-    return _by_pattern(call, 1, replace, _STRING)
+@_by_pattern("RegExpReplace")
+def _regexp_replace(text: str, pattern: str, new: str, position: int = 1) -> str:
+    if position - 1 >= len(text) and text:
+        return text
+    compiled = compile_java(pattern)
+    head, tail = text[: position - 1], text[position - 1 :]
+    return head + compiled.sub(lambda match: _expanded(new, match), tail)
 
 
 def _expanded(template: str, match: re.Match[str]) -> str:
@@ -554,106 +487,62 @@ def _expanded(template: str, match: re.Match[str]) -> str:
     return "".join(out)
 
 
-@strict("RegExpCount", "RegExpInStr", "RegExpSubStr")
-def _regexp_search(call: Call) -> Callable[..., Value]:
-    def count(text: str, pattern: str) -> int:
-        return sum(1 for _ in compile_java(pattern).finditer(text))
-
-    def position(text: str, pattern: str, index: int = 0) -> int:
-        match = compile_java(pattern).search(text)
-        return match.start() + 1 if match else 0
-
-    def part(text: str, pattern: str) -> str | None:
-        match = compile_java(pattern).search(text)
-        return match[0] if match else None
-
-    if call.function == "RegExpSubStr":
-        return _by_pattern(call, 1, part, _STRING)
-    return _by_pattern(call, 1, count if call.function == "RegExpCount" else position, _INT)
+@_by_pattern("RegExpInStr")
+def _regexp_position(text: str, pattern: str, index: int = 0) -> int:
+    match = compile_java(pattern).search(text)
+    return match.start() + 1 if match else 0
 
 
-@strict("StringSplit")
-def _split(call: Call) -> Callable[..., Value]:
-    def split(text: str, pattern: str, limit: int) -> list[str]:
-        compiled = compile_java(pattern)
-        parts: list[str] = []
-        start = 0
-        for match in compiled.finditer(text):
-            if 0 < limit <= len(parts) + 1:
-                break
-            if match.end() == 0 or (match.start() == match.end() and match.start() == len(text)):
-                continue  # as in Java, an empty match at the start gives no empty part
-            parts.append(text[start : match.start()])
-            start = match.end()
-        parts.append(text[start:])
-        return parts
-
-    return _by_pattern(call, 1, split, arrow_type(call.type))
+@_by_pattern("RegExpSubStr")
+def _regexp_part(text: str, pattern: str) -> str | None:
+    match = compile_java(pattern).search(text)
+    return match[0] if match else None
 
 
-@strict("Md5", "Sha1", "Sha2", "Crc32")
-def _digest(call: Call) -> Callable[..., Value]:
-    if call.function == "Crc32":
-        return per_row(zlib.crc32, pa.int64())
-    if call.function != "Sha2":
-        name = call.function.lower()
-        return per_row(lambda data: hashlib.new(name, data, usedforsecurity=False).hexdigest(), _STRING)
-
-    def sha2(data: bytes, bits: int) -> str | None:
-        if bits not in (0, 224, 256, 384, 512):
-            return None
-        return hashlib.new(f"sha{bits or 256}", data).hexdigest()
-
-    return per_row(sha2, _STRING)
+@by_row("Sha2")
+def _sha2(data: bytes, bits: int) -> str | None:
+    if bits not in (0, 224, 256, 384, 512):
+        return None
+    return hashlib.new(f"sha{bits or 256}", data).hexdigest()
 
 
 _Units: TypeAlias = Sequence[bytes]
 
 
-@strict("StringInstrWithOccurrence")
-def _instr(call: Call) -> Callable[..., Value]:
+@by_row("StringInstrWithOccurrence")
+def _instr(text: str, part: str, start: int, occurrence: int) -> int:
     """Arguments: text, part, position of the first character that counts (from the end if negative), occurrence."""
-
-    def find(text: str, part: str, start: int, occurrence: int) -> int:
-        if occurrence < 1:
-            raise EvaluationError(
-                "INVALID_PARAMETER_VALUE", f"instr with the occurrence {occurrence}, which is below 1"
-            )
-        if not part:
-            return 1
-        if start == 0:
-            return 0
-        at = start - 1 if start > 0 else len(text) + start
-        while 0 <= at <= len(text):
-            at = text.find(part, at) if start > 0 else text.rfind(part, 0, at + len(part))
-            if at < 0:
-                return 0
-            occurrence -= 1
-            if not occurrence:
-                return at + 1
-            at += 1 if start > 0 else -1
+    if occurrence < 1:
+        raise EvaluationError("INVALID_PARAMETER_VALUE", f"instr with the occurrence {occurrence}, which is below 1")
+    if not part:
+        return 1
+    if start == 0:
         return 0
+    at = start - 1 if start > 0 else len(text) + start
+    while 0 <= at <= len(text):
+        at = text.find(part, at) if start > 0 else text.rfind(part, 0, at + len(part))
+        if at < 0:
+            return 0
+        occurrence -= 1
+        if not occurrence:
+            return at + 1
+        at += 1 if start > 0 else -1
+    return 0
 
-    return per_row(find, pa.int32())
 
-
-@strict("JaroWinkler")
-def _jaro_winkler(call: Call) -> Callable[..., Value]:
+@by_row("JaroWinkler")
+def _jaro_winkler(left: str, right: str) -> float:
     """The similarity of Jaro and Winkler: 0 to 1. Characters are Java's, which are units of UTF-16."""
-
-    def compare(left: str, right: str) -> float:
-        if left == right:
-            return 1.0
-        first, second = _units(left), _units(right)
-        similarity = _jaro(first, second)
-        prefix = 0
-        for one, other in zip(first[:4], second[:4], strict=False):
-            if one != other:
-                break
-            prefix += 1
-        return similarity + 0.1 * prefix * (1 - similarity)
-
-    return per_row(compare, pa.float64())
+    if left == right:
+        return 1.0
+    first, second = _units(left), _units(right)
+    similarity = _jaro(first, second)
+    prefix = 0
+    for one, other in zip(first[:4], second[:4], strict=False):
+        if one != other:
+            break
+        prefix += 1
+    return similarity + 0.1 * prefix * (1 - similarity)
 
 
 def _units(text: str) -> _Units:

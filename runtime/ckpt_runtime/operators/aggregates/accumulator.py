@@ -39,9 +39,10 @@ class Rows:
 
 
 class GroupAccumulator(ABC):
-    """One aggregate. ``inputs`` are the types of its arguments, without the condition."""
+    """One aggregate. ``inputs`` are the types of its arguments, without the condition.
 
-    stored: list[pa.Field]
+    ``stored`` are its columns in state: by default one of the result's type.
+    """
 
     combines = False
     """Whether rows may be aggregated in parts, and the stored columns of the parts combined, with the same result.
@@ -52,6 +53,7 @@ class GroupAccumulator(ABC):
     def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
         self.aggregate = aggregate
         self.inputs = inputs
+        self.stored: list[pa.Field] = [self.field("", aggregate.result)]
 
     @abstractmethod
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
@@ -60,9 +62,9 @@ class GroupAccumulator(ABC):
         ``old`` has stored columns, ``new`` has arguments, later rows after earlier ones.
         """
 
-    @abstractmethod
     def result(self, stored: list[pa.Array]) -> pa.Array:
-        """Returns the results for rows of stored columns, which may have any length."""
+        """Returns the results for rows of stored columns, which may have any length: by default the first column."""
+        return stored[0]
 
     def field(self, part: str, kind: pa.DataType) -> pa.Field:
         """A stored column."""

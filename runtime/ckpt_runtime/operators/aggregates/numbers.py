@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Context, Decimal
 
 import numpy as np
@@ -30,14 +31,21 @@ _WIDE = 76
 _EXACT = Context(prec=80)
 
 
+def _given(
+    of: Callable[[pa.Array], columns.FixedColumn], *several: Rows
+) -> Iterator[tuple[AnyArray, AnyArray, AnyArray, int]]:
+    """Yields the groups of rows, and the numbers of their first columns, as kernels take them."""
+    for rows in several:
+        if len(rows.groups):
+            column = of(rows.columns[0])
+            yield rows.groups, column.values, column.bitmap, column.bit_offset
+
+
 def _counted(groups: int, old: Rows, new: Rows, valid: pa.Array | None) -> AnyArray:
     """Counts of stored counts and of new rows that are not null in ``valid``; None counts all rows."""
     counts = np.zeros(groups, dtype=np.int64)
-    if len(old.groups):
-        stored = integers(old.columns[0])
-        kernels.add_int64(
-            old.groups, stored.values, stored.bitmap, stored.bit_offset, False, counts, np.zeros(groups, np.uint8)
-        )
+    for given in _given(integers, old):
+        kernels.add_int64(*given, False, counts, np.zeros(groups, np.uint8))
     bitmap, bit_offset = (NO_BITMAP, 0) if valid is None else columns.validity(valid)
     kernels.count_rows(new.groups, bitmap, bit_offset, counts)
     return counts
@@ -47,10 +55,6 @@ class Count(GroupAccumulator):
     """Counts rows without nulls in the arguments."""
 
     combines = True
-
-    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
-        super().__init__(aggregate, inputs)
-        self.stored = [self.field("", pa.int64())]
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
         return [columns.arrow_from_numpy(pa.int64(), _counted(groups, old, new, self._counted_column(new.columns)))]
@@ -83,7 +87,6 @@ class Sum(GroupAccumulator):
         self._decimal = pa.types.is_decimal(inputs[0])
         self._floating = pa.types.is_floating(inputs[0])
         self.combines = not self._floating
-        self.stored = [self.field("", aggregate.result)]
         if self._decimal:
             # A sum that has overflowed stays null, as in Spark; the count distinguishes it from a sum of no rows.
             self.stored.append(self.field("rows", pa.int64()))
@@ -93,19 +96,14 @@ class Sum(GroupAccumulator):
             return self._decimals(groups, old, new)
         has = np.zeros(groups, dtype=np.uint8)
         sums = np.zeros(groups, dtype=np.float64 if self._floating else np.int64)
-        for rows in (old, new):
-            if not len(rows.groups):
-                continue
+        for given in _given(floats if self._floating else integers, old, new):
             if self._floating:
-                column = floats(rows.columns[0])
-                kernels.add_float64(rows.groups, column.values, column.bitmap, column.bit_offset, sums, has)
-                continue
-            column = integers(rows.columns[0])
-            given = (rows.groups, column.values, column.bitmap, column.bit_offset)
-            if (row := kernels.add_int64(*given, self._checked, sums, has)) >= 0:
+                kernels.add_float64(*given, sums, has)
+            elif (row := kernels.add_int64(*given, self._checked, sums, has)) >= 0:
+                numbers, values, *_ = given
                 raise AggregateFailedError(
-                    f"{self.aggregate.name} exceeded 64 bits when it added {int(column.values[row])} to "
-                    f"{int(sums[rows.groups[row]])}; use try_sum, or cast the column to a decimal"
+                    f"{self.aggregate.name} exceeded 64 bits when it added {int(values[row])} to "
+                    f"{int(sums[numbers[row]])}; use try_sum, or cast the column to a decimal"
                 )
         return [array_of(self.aggregate.result, sums, has)]
 
@@ -131,9 +129,6 @@ class Sum(GroupAccumulator):
         missing = over | lost | (counts == 0)
         sums = pc.if_else(pa.array(missing), None, sums)
         return [sums.cast(kind), columns.arrow_from_numpy(pa.int64(), counts)]
-
-    def result(self, stored: list[pa.Array]) -> pa.Array:
-        return stored[0]
 
 
 def decimal_sums(groups: int, old: Rows, new: Rows) -> pa.Array:
@@ -168,10 +163,8 @@ class Average(GroupAccumulator):
             return self._sum.combined(groups, old, new)
         counts = _counted(groups, Rows(old.groups, old.columns[1:]), new, columns.plain(new.columns[0]))
         sums, has = np.zeros(groups, dtype=np.float64), np.zeros(groups, dtype=np.uint8)
-        for rows in (old, new):
-            if len(rows.groups):
-                column = floats(rows.columns[0])
-                kernels.add_float64(rows.groups, column.values, column.bitmap, column.bit_offset, sums, has)
+        for given in _given(floats, old, new):
+            kernels.add_float64(*given, sums, has)
         return [array_of(pa.float64(), sums), columns.arrow_from_numpy(pa.int64(), counts)]
 
     def result(self, stored: list[pa.Array]) -> pa.Array:
@@ -198,7 +191,6 @@ class Extreme(GroupAccumulator):
         self._greatest = aggregate.function in ("Max", "BoolOr")
         self._floating = pa.types.is_floating(kind)
         self._fixed = self._floating or columns.is_integer_like(kind)
-        self.stored = [self.field("", aggregate.result)]
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
         if not self._fixed:
@@ -208,16 +200,10 @@ class Extreme(GroupAccumulator):
             return [taken(parts, picked)]
         has = np.zeros(groups, dtype=np.uint8)
         best = np.zeros(groups, dtype=np.float64 if self._floating else np.int64)
-        for rows in (old, new):
-            if not len(rows.groups):
-                continue
-            column = floats(rows.columns[0]) if self._floating else integers(rows.columns[0])
-            update = kernels.extreme_float64 if self._floating else kernels.extreme_int64
-            update(rows.groups, column.values, column.bitmap, column.bit_offset, self._greatest, best, has)
+        update = kernels.extreme_float64 if self._floating else kernels.extreme_int64
+        for given in _given(floats if self._floating else integers, old, new):
+            update(*given, self._greatest, best, has)
         return [array_of(self.aggregate.result, best, has)]
-
-    def result(self, stored: list[pa.Array]) -> pa.Array:
-        return stored[0]
 
 
 def picked_rows(groups: int, numbers: AnyArray, parts: list[pa.Array], *, greatest: bool, later: bool) -> AnyArray:
@@ -233,20 +219,11 @@ def picked_rows(groups: int, numbers: AnyArray, parts: list[pa.Array], *, greate
 class Product(GroupAccumulator):
     """Products of floats, in order."""
 
-    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
-        super().__init__(aggregate, inputs)
-        self.stored = [self.field("", pa.float64())]
-
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
         products, has = np.zeros(groups, dtype=np.float64), np.zeros(groups, dtype=np.uint8)
-        for rows in (old, new):
-            if len(rows.groups):
-                column = floats(rows.columns[0])
-                kernels.multiply_float64(rows.groups, column.values, column.bitmap, column.bit_offset, products, has)
+        for given in _given(floats, old, new):
+            kernels.multiply_float64(*given, products, has)
         return [array_of(pa.float64(), products, has)]
-
-    def result(self, stored: list[pa.Array]) -> pa.Array:
-        return stored[0]
 
 
 class Bits(GroupAccumulator):
@@ -258,19 +235,12 @@ class Bits(GroupAccumulator):
         super().__init__(aggregate, inputs)
         operations = {"BitAndAgg": kernels.AND, "BitOrAgg": kernels.OR, "BitXorAgg": kernels.XOR}
         self._operation = operations[aggregate.function]
-        self.stored = [self.field("", aggregate.result)]
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
         bits, has = np.zeros(groups, dtype=np.int64), np.zeros(groups, dtype=np.uint8)
-        for rows in (old, new):
-            if len(rows.groups):
-                column = integers(rows.columns[0])
-                given = (rows.groups, column.values, column.bitmap, column.bit_offset)
-                kernels.combine_bits(*given, self._operation, bits, has)
+        for given in _given(integers, old, new):
+            kernels.combine_bits(*given, self._operation, bits, has)
         return [array_of(self.aggregate.result, bits, has)]
-
-    def result(self, stored: list[pa.Array]) -> pa.Array:
-        return stored[0]
 
 
 class Bitmap(GroupAccumulator):

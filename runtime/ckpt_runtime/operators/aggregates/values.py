@@ -48,9 +48,6 @@ class FirstOrLastAccumulator(GroupAccumulator):
         kernels.pick_rows(numbers, ranks, *columns.validity(whole), self._later, picked)
         return [taken(parts, picked), pa.array(picked >= 0)]
 
-    def result(self, stored: list[pa.Array]) -> pa.Array:
-        return stored[0]
-
 
 class MinMaxByAccumulator(GroupAccumulator):
     """The value in the row with the minimum or maximum of another column; among equal rows, that of the last one."""
@@ -65,9 +62,6 @@ class MinMaxByAccumulator(GroupAccumulator):
         greatest = self.aggregate.function == "MaxBy"
         picked = picked_rows(groups, joined(old.groups, new.groups), orders, greatest=greatest, later=True)
         return [taken(values, picked), taken(orders, picked)]
-
-    def result(self, stored: list[pa.Array]) -> pa.Array:
-        return stored[0]
 
 
 class Listed(GroupAccumulator):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import Depends, Header, Query, Request
@@ -17,8 +16,6 @@ from ckpt_runtime.contract.cluster import AggregatedMetric, Metric, Nothing, Opt
 from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.contract.jobs import (
     Backpressure,
-    BackpressureHealth,
-    CheckpointHealth,
     ExceptionHistory,
     Exceptions,
     ExecutionResult,
@@ -111,21 +108,16 @@ async def aggregated_metrics(
     for job in await dispatcher.list_jobs():
         if wanted is not None and job.job_id not in wanted:
             continue
-        samples.append(_numbers(dispatcher.jobs[job.job_id].metrics()))
+        found = {}
+        for name, text in dispatcher.jobs[job.job_id].metrics().items():
+            try:
+                number = float(text)
+            except ValueError:
+                continue
+            if math.isfinite(number):
+                found[name] = number
+        samples.append(found)
     return parameters.aggregated(samples, listed(names), aggregations(kinds))
-
-
-def _numbers(values: Mapping[str, str]) -> dict[str, float]:
-    """The values that are finite numbers; others cannot be aggregated."""
-    found = {}
-    for name, text in values.items():
-        try:
-            number = float(text)
-        except ValueError:
-            continue
-        if math.isfinite(number):
-            found[name] = number
-    return found
 
 
 @jobs.get("/{jobid}", responses=_READ)
@@ -217,7 +209,7 @@ async def job_cluster_configuration(job_id: JobId, dispatcher: TheDispatcher) ->
 # --- health
 
 
-async def _health(job_id: str, dispatcher: Dispatcher) -> health.JobHealth:
+async def _health(job_id: str, dispatcher: Dispatcher) -> JobHealth:
     details = await dispatcher.job_details(job_id)
     job, pressures = dispatcher.jobs[job_id], {}
     if details.overview.status is JobStatus.RUNNING:
@@ -245,15 +237,7 @@ def _stall_timeout_ms(configuration: JobConfig) -> int:
 @healths.get("/jobs/{jobid}/health", responses=_READ)
 async def job_health(job_id: JobId, dispatcher: TheDispatcher) -> JobHealth:
     """A verdict with its reasons and figures."""
-    found = await _health(job_id, dispatcher)
-    return JobHealth(
-        verdict=found.verdict,
-        reasons=tuple(found.reasons),
-        state=found.status,
-        checkpoints=CheckpointHealth(found.success_rate, found.ended, found.checkpoint_age_ms),
-        restarts=found.restarts,
-        backpressure=BackpressureHealth(found.backpressure, found.backpressured_vertex),
-    )
+    return await _health(job_id, dispatcher)
 
 
 @healths.get("/metrics", include_in_schema=False)

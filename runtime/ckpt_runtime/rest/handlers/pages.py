@@ -41,18 +41,14 @@ def is_public(method: str, path: str, accept: str) -> bool:
     if method not in ("GET", "HEAD"):
         return False
     if path == "/":
-        return _is_browser(accept)
+        return "text/html" in accept
     return path in (PREFIX, f"{PREFIX}/", SESSION) or path.removeprefix(f"{PREFIX}/") in page_files()
-
-
-def _is_browser(accept: str) -> bool:
-    return "text/html" in accept
 
 
 @router.get("/")
 async def root(request: Request) -> Response:
     """Redirects browsers to the pages; programs get 404, as from Flink's API."""
-    if not _is_browser(request.headers.get("accept", "")):
+    if "text/html" not in request.headers.get("accept", ""):
         return not_found(original_path(request))
     return RedirectResponse("web/", status_code=303)
 

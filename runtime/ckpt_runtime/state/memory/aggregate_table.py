@@ -11,7 +11,8 @@ The accumulators are NumPy arrays by slot, updated a batch at a time by kernels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -309,7 +310,6 @@ class AggregateTable:
         self.aggregates = tuple(aggregates)
         self._index = key_index(key_schema)
         self._accumulators = [accumulator_for(column) for column in self.aggregates]
-        self._frozen: list[FrozenColumns] = []
         self._notes = SlotNotes()
 
     def __len__(self) -> int:
@@ -322,15 +322,11 @@ class AggregateTable:
         return self._index.nbytes + sum(array.nbytes for part in parts for array in part.values())
 
     def update(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """Adds all rows; returns for each aggregate its value after each row.
-
-        Raises :class:`~ckpt_runtime.state.errors.AggregateOverflowError`; the table is then unusable.
-        """
         return self.add(self.slots_of([batch.column(name) for name in self.key_schema.names]), batch)
 
     def add(self, slots: AnyArray, batch: pa.RecordBatch) -> list[pa.Array]:
         """The same for rows whose slots are known."""
-        self._keep(slots)
+        self._notes.mark(slots, self._index.size)
         return [
             accumulator.update(slots, None if column.column is None else batch.column(column.column))
             for column, accumulator in zip(self.aggregates, self._accumulators, strict=True)
@@ -351,38 +347,24 @@ class AggregateTable:
         return self._index.find(keys)
 
     def hashes(self) -> AnyArray:
-        """The stable hash of each slot's key."""
         return self._index.freeze().hashes()
 
     def hashes_of(self, keys: list[pa.Array]) -> AnyArray:
-        """The stable hash of each row's key."""
         return hash_arrays(keys, self.key_schema.names)
 
-    def _keep(self, slots: AnyArray) -> None:
-        """Notes the slots, which are about to change, and lets frozen columns keep their values."""
-        self._notes.mark(slots, self._index.size)
-        if self._frozen:
-            self._frozen = [frozen for frozen in self._frozen if frozen.open]
-            for frozen in self._frozen:
-                frozen.keep(slots)
-
     def freeze(self) -> FrozenAggregateTable:
-        """The synchronous part of a snapshot."""
-        parts = [_FrozenPart(accumulator) for accumulator in self._accumulators]
-        frozen = FrozenColumns(self._index.size, [column for part in parts for column in part.columns.values()])
-        self._frozen.append(frozen)
-        return FrozenAggregateTable(self, self._index.freeze(), parts, frozen)
+        columns = [column for accumulator in self._accumulators for column in accumulator.columns.values()]
+        parts = [(each, list(each.columns), each.shared()) for each in self._accumulators]
+        return FrozenAggregateTable(self, self._index.freeze(), parts, self._notes.freeze(self._index.size, columns))
 
     def begin_changes(self) -> None:
         """Counts the present content as unchanged, and notes changes from now on."""
         self._notes.begin(self._index.size)
 
     def seal(self) -> SealedChanges | None:
-        """The changes since the last seal."""
         return self._notes.seal(self._index.size)
 
     def keys_of(self, slots: AnyArray) -> list[pa.Array]:
-        """The key columns of some slots."""
         return self._index.freeze().arrays(slots)
 
     def rows(self, slots: AnyArray) -> pa.RecordBatch:
@@ -394,7 +376,6 @@ class AggregateTable:
         return pa.RecordBatch.from_arrays(arrays, schema=self.stored_schema())
 
     def descriptor(self) -> dict[str, Any]:
-        """Descriptor of the stored state."""
         aggregates = [
             {**column.describe(), "stored": [field.name for field in accumulator.stored]}
             for column, accumulator in zip(self.aggregates, self._accumulators, strict=True)
@@ -402,7 +383,6 @@ class AggregateTable:
         return stored_rows.descriptor_of("aggregate", self.key_schema, self.stored_schema(), aggregates=aggregates)
 
     def stored_schema(self) -> pa.Schema:
-        """Schema of stored batches."""
         decoded = pa.schema([pa.field(f.name, plain(pa.nulls(0, f.type)).type) for f in self.key_schema])
         fields = stored_rows.prefixed(decoded, stored_rows.KEY_PREFIX)
         return pa.schema(fields + [field for accumulator in self._accumulators for field in accumulator.stored])
@@ -439,7 +419,6 @@ class AggregateTable:
             raise schema_mismatch(self.uid, self.name, "the key changed", before, asked)
 
     def is_like(self, other: AggregateTable) -> bool:
-        """Whether both have the same key and aggregates."""
         return self.aggregates == other.aggregates and self.key_schema.equals(other.key_schema)
 
 
@@ -466,40 +445,27 @@ def _neutral(field: pa.Field, zeros: dict[str, int], rows: int) -> pa.Array:
     return pa.nulls(rows, field.type)
 
 
-class _FrozenPart:
-    """The columns of one aggregate at the moment of freezing, by name."""
-
-    def __init__(self, accumulator: Accumulator) -> None:
-        self._accumulator = accumulator
-        self._shared = accumulator.shared()
-        self.columns = accumulator.columns
-
-    def to_arrow(self, taken: Iterator[AnyArray]) -> list[pa.Array]:
-        """The stored arrays, made from copies of its columns."""
-        return self._accumulator.to_arrow(self._shared | {name: next(taken) for name in self.columns})
-
-
+@dataclass(frozen=True, slots=True)
 class FrozenAggregateTable:
-    """A table as of one moment."""
+    """A table as of one moment. ``parts`` has the names of each accumulator's columns, and what it had beside them."""
 
-    def __init__(
-        self, table: AggregateTable, keys: FrozenKeys, parts: Sequence[_FrozenPart], columns: FrozenColumns
-    ) -> None:
-        self._table = table
-        self._keys = keys
-        self._parts = parts
-        self._columns = columns
+    table: AggregateTable
+    keys: FrozenKeys
+    parts: Sequence[tuple[Accumulator, list[str], dict[str, AnyArray]]]
+    columns: FrozenColumns
 
     def rows(self, slots: AnyArray | None = None) -> pa.Table:
         """Stored rows of all slots, or of some ascending ones. To be called once."""
-        taken = iter(self._columns.take(slots))
-        arrays = [*self._keys.arrays(slots), *(array for part in self._parts for array in part.to_arrow(taken))]
-        return pa.Table.from_arrays(arrays, schema=self._table.stored_schema())
+        taken = iter(self.columns.take(slots))
+        arrays = self.keys.arrays(slots)
+        for accumulator, names, shared in self.parts:
+            arrays += accumulator.to_arrow(shared | {name: next(taken) for name in names})
+        return pa.Table.from_arrays(arrays, schema=self.table.stored_schema())
 
     def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """The asynchronous part: sorts by key group and writes."""
-        groups = key_groups_of(np.ascontiguousarray(self._keys.hashes()), max_parallelism)
-        writer.write_table(self._table.name, self._table.descriptor(), self.rows(), groups, owned)
+        groups = key_groups_of(np.ascontiguousarray(self.keys.hashes()), max_parallelism)
+        writer.write_table(self.table.name, self.table.descriptor(), self.rows(), groups, owned)
 
     def write_part(
         self, writer: PartWriter, changed: Changed | None, owned: KeyGroupRange, max_parallelism: int
@@ -509,8 +475,8 @@ class FrozenAggregateTable:
             self.write(writer, owned, max_parallelism)
         elif len(changed):
             assert isinstance(changed, np.ndarray)
-            writer.write_rows(self._table.name, self.rows(changed), owned, max_parallelism)
+            writer.write_rows(self.table.name, self.rows(changed), owned, max_parallelism)
 
     def release(self) -> None:
         """Releases the frozen columns, so that the table no longer keeps old values for them."""
-        self._columns.release()
+        self.columns.release()

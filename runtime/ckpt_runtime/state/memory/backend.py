@@ -7,6 +7,7 @@ subtask's thread. The backend opens no files: a snapshot writes to the stream th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -39,39 +40,37 @@ MAINTENANCE_BUDGET = 4_000
 _State: TypeAlias = AggregateTable | MemoryState | RowBuffer | ColumnTable
 
 
+@dataclass
 class MemorySnapshot:
     """The asynchronous part of one snapshot."""
 
-    def __init__(
-        self, uid: str, frozen: list[Freezable], key_groups: KeyGroupRange, max_parallelism: int, canonical: bool
-    ) -> None:
-        self._uid = uid
-        self._frozen = frozen
-        self._key_groups = key_groups
-        self._max_parallelism = max_parallelism
-        self._canonical = canonical
+    uid: str
+    frozen: list[Freezable]
+    key_groups: KeyGroupRange
+    max_parallelism: int
+    canonical: bool
 
     def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
         """Writes all states into one private file, or in canonical form."""
-        if not self._frozen:
+        if not self.frozen:
             return ()
-        if self._canonical:
-            canonical = CanonicalWriter(files, self._uid, self._key_groups)
+        if self.canonical:
+            canonical = CanonicalWriter(files, self.uid, self.key_groups)
             self._write_to(canonical)
             return canonical.handles
         with files.private() as file:
             writer = SectionWriter(file.stream)
             self._write_to(writer)
-            return (KeyedStateHandle(self._key_groups, file.finish(), tuple(writer.sections)),)
+            return (KeyedStateHandle(self.key_groups, file.finish(), tuple(writer.sections)),)
 
     def _write_to(self, writer: StateWriter) -> None:
-        for frozen in self._frozen:
-            frozen.write(writer, self._key_groups, self._max_parallelism)
+        for frozen in self.frozen:
+            frozen.write(writer, self.key_groups, self.max_parallelism)
 
     def release(self) -> None:
-        for frozen in self._frozen:
+        for frozen in self.frozen:
             frozen.release()
-        self._frozen = []
+        self.frozen = []
 
 
 class MemoryKeyedStateBackend(TableBackend):

@@ -11,8 +11,9 @@ slot, so the cost of a batch depends on its rows and not on the number of slots.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,63 +32,51 @@ _FIRST_MARKS = 128
 _NO_SLOTS: AnyArray = np.empty(0, dtype=np.uint32)
 
 
-class SealedChanges(Protocol):
-    """The notes between two snapshots."""
-
-    def found(self) -> Changed:
-        """The changes; from any thread."""
+SealedChanges: TypeAlias = Callable[[], Changed]
+"""Works out the changes between two snapshots from the notes; called by any thread."""
 
 
-class ChangedKeys:
-    """Keys of which anything was written or removed."""
-
-    def __init__(self, keys: Iterable[Any] = ()) -> None:
-        self._keys = keys
-
-    def found(self) -> Changed:
-        return frozenset(self._keys)
-
-
-class ChangedSlots:
+def _changed_slots(marks: AnyArray, start: int, size: int) -> Changed:
     """The slots with a mark below ``start``, and all from there to ``size``, which are new."""
-
-    def __init__(self, marks: AnyArray, start: int, size: int) -> None:
-        self._marks = marks
-        self._start = start
-        self._size = size
-
-    def found(self) -> Changed:
-        marks = read_only(self._marks)
-        below = min(self._start, 8 * len(marks))
-        slots = np.empty(int(marked(marks, below, _NO_SLOTS)), dtype=np.uint32)
-        if slots.size:
-            marked(marks, below, slots)
-        return np.concatenate([slots, np.arange(self._start, self._size, dtype=np.uint32)])
+    marks = read_only(marks)
+    below = min(start, 8 * len(marks))
+    slots = np.empty(int(marked(marks, below, _NO_SLOTS)), dtype=np.uint32)
+    if slots.size:
+        marked(marks, below, slots)
+    return np.concatenate([slots, np.arange(start, size, dtype=np.uint32)])
 
 
-class ChangedRows:
+def changed_rows(before: AnyArray, now: AnyArray) -> Changed:
     """The rows whose flags differ from those of the snapshot before, and the new ones that are still there."""
-
-    def __init__(self, before: AnyArray, now: AnyArray) -> None:
-        self._before = before
-        self._now = now
-
-    def found(self) -> Changed:
-        known = len(self._before)
-        changed = np.flatnonzero(self._before != self._now[:known])
-        new = np.flatnonzero(self._now[known:] & ALIVE) + known
-        return np.concatenate([changed, new]).astype(np.uint32)
+    known = len(before)
+    changed = np.flatnonzero(before != now[:known])
+    new = np.flatnonzero(now[known:] & ALIVE) + known
+    return np.concatenate([changed, new]).astype(np.uint32)
 
 
 class SlotNotes:
-    """A bit for each slot that has changed since the last seal. Slots from ``start`` on are new and need none."""
+    """A bit for each slot that has changed since the last seal. Slots from ``start`` on are new and need none.
+
+    Frozen columns of these slots keep the values that change.
+    """
 
     def __init__(self) -> None:
         self._marks: AnyArray = np.zeros(_FIRST_MARKS, dtype=np.uint8)
         self._start: int | None = None
+        self._frozen: list[FrozenColumns] = []
+
+    def freeze(self, size: int, columns: Sequence[AnyArray]) -> FrozenColumns:
+        """The first ``size`` slots as they are now."""
+        frozen = FrozenColumns(size, columns)
+        self._frozen.append(frozen)
+        return frozen
 
     def mark(self, slots: AnyArray, size: int) -> None:
-        """Notes changes of these slots, all of which are below ``size``."""
+        """Notes these slots, all of which are below ``size``, before their values change."""
+        if self._frozen:
+            self._frozen = [frozen for frozen in self._frozen if frozen.open]
+            for frozen in self._frozen:
+                frozen.keep(slots)
         if self._start is None:
             return
         needed = capacity_for(len(self._marks), (size + 7) // 8)
@@ -102,7 +91,7 @@ class SlotNotes:
 
     def seal(self, size: int) -> SealedChanges | None:
         """The changes since the last seal, of ``size`` slots."""
-        sealed = None if self._start is None else ChangedSlots(self._marks, self._start, size)
+        sealed = None if self._start is None else partial(_changed_slots, self._marks, self._start, size)
         self.begin(size)
         return sealed
 
@@ -112,7 +101,7 @@ class FrozenColumns:
 
     def __init__(self, size: int, columns: Sequence[AnyArray]) -> None:
         self._size = size
-        self._columns = [_bits(column) for column in columns]
+        self._columns = [column.view(np.uint64 if column.itemsize == 8 else np.uint8) for column in columns]
         self._types = [column.dtype for column in columns]
         self._touched: AnyArray = np.zeros((size + 7) // 8, dtype=np.uint8)
         # Uses memory only as far as it is written: the system allocates pages when they are touched.
@@ -152,10 +141,6 @@ class FrozenColumns:
     def release(self) -> None:
         """Ends the freeze without a copy."""
         self.open = False
-
-
-def _bits(column: AnyArray) -> AnyArray:
-    return column.view(np.uint64 if column.itemsize == 8 else np.uint8)
 
 
 def union(found: Sequence[Changed | None]) -> Changed | None:

@@ -89,7 +89,7 @@ class _Span:
     def changed(self) -> dict[str, Changed | None]:
         changed = self._changed
         if changed is None:
-            changed = {name: None if sealed is None else sealed.found() for name, sealed in self._sealed.items()}
+            changed = {name: None if sealed is None else sealed() for name, sealed in self._sealed.items()}
             self._changed, self._sealed = changed, {}
         return changed
 
@@ -186,45 +186,37 @@ def bounded(
     return ([], {}) if too_many or too_large or len(kept) >= MOST_PARTS else (kept, changed)
 
 
+@dataclass
 class IncrementalSnapshot:
     """The asynchronous part of one snapshot that consists of parts."""
 
-    def __init__(
-        self,
-        states: Mapping[str, NamedState],
-        key_groups: KeyGroupRange,
-        max_parallelism: int,
-        increments: Increments,
-        checkpoint_id: int,
-        properties: CheckpointProperties,
-    ) -> None:
-        self._states = states
-        self._key_groups = key_groups
-        self._max_parallelism = max_parallelism
-        self._increments = increments
-        self._id = checkpoint_id
-        self._properties = properties
+    states: Mapping[str, NamedState]
+    key_groups: KeyGroupRange
+    max_parallelism: int
+    increments: Increments
+    checkpoint_id: int
+    properties: CheckpointProperties
 
     def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
         """Writes a part with what the parts in storage do not have."""
-        if not self._states:
+        if not self.states:
             return ()
         parts, changed = self._plan(files)
-        if not parts or any(each is None or len(each) for name, each in changed.items() if name in self._states):
+        if not parts or any(each is None or len(each) for name, each in changed.items() if name in self.states):
             parts.append(self._written(files, changed, is_first=not parts))
-        if not self._properties.is_savepoint:
-            self._increments.stored(self._id, parts)
+        if not self.properties.is_savepoint:
+            self.increments.stored(self.checkpoint_id, parts)
         listed = [[part.name, part.key_groups.first, part.key_groups.last] for part in parts]
-        states = {name: state.descriptor() for name, state in self._states.items()}
+        states = {name: state.descriptor() for name, state in self.states.items()}
         stored = {part.name: part.file for part in parts}
-        return (IncrementalKeyedStateHandle(self._key_groups, HASHMAP, stored, {"states": states, "parts": listed}),)
+        return (IncrementalKeyedStateHandle(self.key_groups, HASHMAP, stored, {"states": states, "parts": listed}),)
 
     def _plan(self, files: SnapshotFiles) -> tuple[list[Part], Mapping[str, Changed | None]]:
         """The parts that the snapshot keeps, none if it writes everything, and what it writes beside them."""
-        if not self._properties.is_incremental:
+        if not self.properties.is_incremental:
             return [], {}
-        parts, usable, changed = self._increments.since_base(self._id)
-        if self._properties.is_savepoint:
+        parts, usable, changed = self.increments.since_base(self.checkpoint_id)
+        if self.properties.is_savepoint:
             usable = files.duplicate_all({part.name: part.file for part in parts})
         missing = [part for part in parts if part.name not in usable]
         if any(part.changed is None for part in missing):
@@ -232,26 +224,26 @@ class IncrementalSnapshot:
         # What they have is written again. Newer parts have newer rows of the same keys, which are written, too.
         changed = _joined([*(part.changed or {} for part in missing), changed])
         parts = [replace(part, file=usable[part.name]) for part in parts if part.name in usable]
-        return (parts, changed) if self._properties.is_savepoint else bounded(parts, changed)
+        return (parts, changed) if self.properties.is_savepoint else bounded(parts, changed)
 
     def _written(self, files: SnapshotFiles, changed: Mapping[str, Changed | None], *, is_first: bool) -> Part:
         with files.shared() as file:
             writer = PartWriter(file.stream)
-            for name, state in self._states.items():
+            for name, state in self.states.items():
                 own = None if is_first else changed.get(name, NOTHING)
                 if own is None or len(own):
                     writer.begin(name, whole=own is None)
-                    state.frozen.write_part(writer, own, self._key_groups, self._max_parallelism)
+                    state.frozen.write_part(writer, own, self.key_groups, self.max_parallelism)
             writer.end()
             stored = file.finish()
         keys = writer.footer.keys + writer.footer.removed
         known = None if is_first else changed
-        return Part(uuid4().hex, self._key_groups, stored, keys, stored.length, is_first, known)
+        return Part(uuid4().hex, self.key_groups, stored, keys, stored.length, is_first, known)
 
     def release(self) -> None:
-        for state in self._states.values():
+        for state in self.states.values():
             state.frozen.release()
-        self._states = {}
+        self.states = {}
 
 
 class _Description(Struct):

@@ -17,23 +17,8 @@ from ckpt_runtime.state import columns
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.hashing import check_key_types, hash_arrays, variable_bytes
+from ckpt_runtime.state.kernels import index_kernels as kernels
 from ckpt_runtime.state.kernels.hash_kernels import NULL_HASH, hash_int64
-from ckpt_runtime.state.kernels.index_kernels import (
-    HEADER,
-    KEYS,
-    NULL_SLOT,
-    fill_direct,
-    find_bytes,
-    find_direct,
-    find_int64,
-    find_or_insert_bytes,
-    find_or_insert_direct,
-    find_or_insert_int64,
-    key_bounds,
-    lengths_of_keys,
-    rehash_bytes,
-    rehash_int64,
-)
 from ckpt_runtime.state.stored_rows import decode_rows, decoded_bytes, encode_rows, fixed_array, fixed_key
 
 _FIRST_CAPACITY = 1024
@@ -67,8 +52,7 @@ class KeyIndex(ABC):
 
     @property
     def size(self) -> int:
-        """The number of keys."""
-        return int(self._counters[KEYS])
+        return int(self._counters[kernels.KEYS])
 
     @property
     def nbytes(self) -> int:
@@ -187,11 +171,11 @@ class Int64KeyIndex(KeyIndex):
     def find(self, arrays: list[pa.Array]) -> AnyArray:
         key = fixed_key(columns.plain(arrays[0]))
         slots = np.empty(len(key.values), dtype=np.int64)
-        given, null_slot = (key.values, key.bitmap, key.bit_offset), int(self._counters[NULL_SLOT])
+        given, null_slot = (key.values, key.bitmap, key.bit_offset), int(self._counters[kernels.NULL_SLOT])
         if self._direct is not None:
-            find_direct(*given, self._direct.first, self._direct.entries, null_slot, slots)
+            kernels.find_direct(*given, self._direct.first, self._direct.entries, null_slot, slots)
         else:
-            find_int64(*given, self._table, self._keys, null_slot, slots)
+            kernels.find_int64(*given, self._table, self._keys, null_slot, slots)
         return slots
 
     def _find_or_insert(self, key: columns.FixedColumn, slots: AnyArray) -> bool:
@@ -199,8 +183,8 @@ class Int64KeyIndex(KeyIndex):
         given = (key.values, key.bitmap, key.bit_offset)
         if self._direct is not None:
             table = (self._direct.first, self._direct.entries)
-            return bool(find_or_insert_direct(*given, *table, self._keys, self._counters, slots))
-        find_or_insert_int64(*given, self._table, self._keys, self._counters, slots)
+            return bool(kernels.find_or_insert_direct(*given, *table, self._keys, self._counters, slots))
+        kernels.find_or_insert_int64(*given, self._table, self._keys, self._counters, slots)
         return True
 
     def _make_room(self, key: columns.FixedColumn) -> None:
@@ -215,23 +199,23 @@ class Int64KeyIndex(KeyIndex):
 
     def _replace_table(self, key: columns.FixedColumn) -> None:
         """Makes a direct table if the known and the new keys fit one; otherwise fills the hashed table."""
-        size, null_slot = self.size, int(self._counters[NULL_SLOT])
-        known = key_bounds(read_only(self._keys[:size]), columns.NO_BITMAP, 0)
-        coming = key_bounds(key.values, key.bitmap, key.bit_offset)
+        size, null_slot = self.size, int(self._counters[kernels.NULL_SLOT])
+        known = kernels.key_bounds(read_only(self._keys[:size]), columns.NO_BITMAP, 0)
+        coming = kernels.key_bounds(key.values, key.bitmap, key.bit_offset)
         bounds = [bound for least, greatest in (known, coming) if least <= greatest for bound in (least, greatest)]
         if bounds and _DirectTable.fits(min(bounds), max(bounds), size):
             self._direct = _DirectTable.over(min(bounds), max(bounds))
             self._table = _empty_table()
-            fill_direct(read_only(self._keys), size, null_slot, self._direct.first, self._direct.entries)
+            kernels.fill_direct(read_only(self._keys), size, null_slot, self._direct.first, self._direct.entries)
             return
         if self._direct is not None:
             self._direct = None
             larger = self._table_for(len(key.values))
             self._table = self._table if larger is None else larger
-        rehash_int64(read_only(self._keys), size, null_slot, self._table)
+        kernels.rehash_int64(read_only(self._keys), size, null_slot, self._table)
 
     def freeze(self) -> FrozenKeys:
-        return _FrozenInt64Keys(self._kind, self._keys, self.size, int(self._counters[NULL_SLOT]))
+        return _FrozenInt64Keys(self._kind, self._keys, self.size, int(self._counters[kernels.NULL_SLOT]))
 
 
 @dataclass
@@ -248,11 +232,15 @@ class _FrozenBytesKeys(FrozenKeys):
     def arrays(self, slots: AnyArray | None = None) -> list[pa.Array]:
         positions = self.slot_positions[: self.size] if slots is None else self.slot_positions[slots]
         if len(self.schema) > 1:
-            return decode_rows(self.schema.types, self.arena, positions + HEADER)
+            return decode_rows(self.schema.types, self.arena, positions + kernels.HEADER)
         ends, valid = np.zeros(len(positions) + 1, dtype=np.int64), np.empty(len(positions), dtype=np.uint8)
         arena = read_only(self.arena)
-        lengths_of_keys(arena, read_only(positions), ends, valid)
-        return [decoded_bytes(columns.decoded_type(self.schema.field(0).type), arena, positions + HEADER, ends, valid)]
+        kernels.lengths_of_keys(arena, read_only(positions), ends, valid)
+        return [
+            decoded_bytes(
+                columns.decoded_type(self.schema.field(0).type), arena, positions + kernels.HEADER, ends, valid
+            )
+        ]
 
 
 class BytesKeyIndex(KeyIndex):
@@ -272,12 +260,12 @@ class BytesKeyIndex(KeyIndex):
         entries, headers = np.empty(rows, dtype=np.uint64), np.empty(rows, dtype=np.uint64)
         slots = np.empty(rows, dtype=np.uint32)
         stored = (self._table, self._hashes, self._positions, self._arena)
-        find_or_insert_bytes(*keys, *stored, self._counters, entries, headers, slots)
+        kernels.find_or_insert_bytes(*keys, *stored, self._counters, entries, headers, slots)
         return slots
 
     def find(self, arrays: list[pa.Array]) -> AnyArray:
         slots = np.empty(len(arrays[0]), dtype=np.int64)
-        find_bytes(*self._bytes_of(arrays), self._table, self._arena, slots)
+        kernels.find_bytes(*self._bytes_of(arrays), self._table, self._arena, slots)
         return slots
 
     def _bytes_of(self, arrays: list[pa.Array]) -> tuple[AnyArray, AnyArray, AnyArray, AnyArray, int]:
@@ -293,14 +281,14 @@ class BytesKeyIndex(KeyIndex):
         size = self.size
         table = self._table_for(rows)
         if table is not None:
-            rehash_bytes(read_only(self._hashes), read_only(self._positions), size, table)
+            kernels.rehash_bytes(read_only(self._hashes), read_only(self._positions), size, table)
             self._table = table
         capacity = capacity_for(len(self._hashes), size + rows)
         if capacity != len(self._hashes):
             self._hashes = grown(self._hashes, capacity, size)
             self._positions = grown(self._positions, capacity + 1, size + 1)
         used = int(self._positions[size])
-        needed = used + data_bytes + 2 * HEADER * rows  # a header, and at most as many bytes to fill a word
+        needed = used + data_bytes + 2 * kernels.HEADER * rows  # a header, and at most as many bytes to fill a word
         arena_capacity = capacity_for(len(self._arena), needed)
         if arena_capacity != len(self._arena):
             if needed > _MOST_KEY_BYTES:

@@ -12,6 +12,7 @@ all rows of a table 0, because a key has one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -62,14 +63,12 @@ class ColumnTable:
         self._alive: AnyArray = np.zeros(capacity, dtype=np.uint8)
         self._living = 0
         self._earliest: AnyArray = np.full(-(-capacity // _BLOCK), _NEVER, dtype=np.int64)
-        self._frozen: list[FrozenColumns] = []
         self._notes = SlotNotes()
 
     def __len__(self) -> int:
         return self._living
 
     def stored_schema(self) -> pa.Schema:
-        """Schema of stored batches."""
         return stored_schema(self.spec)
 
     def slots_of(self, keys: list[pa.Array]) -> AnyArray:
@@ -107,7 +106,7 @@ class ColumnTable:
     ) -> None:
         if columns is None:
             return
-        self._before_change(slots)
+        self._notes.mark(slots, self._index.size)
         for at, column in enumerate(columns):
             values = fixed_value(column).values
             scatter(read_only(values.view(np.uint64)), slots, self._values[at].view(np.uint64))
@@ -121,14 +120,6 @@ class ColumnTable:
         if self._timer is not None:
             np.minimum.at(self._earliest, slots // _BLOCK, int64_column(columns[self._timer]).values)
 
-    def _before_change(self, slots: AnyArray) -> None:
-        """Notes the slots, and lets frozen columns keep their values."""
-        self._notes.mark(slots, self._index.size)
-        if self._frozen:
-            self._frozen = [frozen for frozen in self._frozen if frozen.open]
-            for frozen in self._frozen:
-                frozen.keep(slots)
-
     def expired(self, bound: int) -> Iterator[list[pa.Array]]:
         assert self._timer is not None
         times, found = self._values[self._timer], []
@@ -141,7 +132,7 @@ class ColumnTable:
         slots = read_only(np.concatenate([np.empty(0, dtype=np.int64), *found]).astype(np.uint32))
         if len(slots):
             columns = [*self._index.freeze().arrays(slots), *self.take(slots)]
-            self._before_change(slots)
+            self._notes.mark(slots, self._index.size)
             self._alive[slots] = 0
             self._living -= len(slots)
             yield columns
@@ -175,8 +166,7 @@ class ColumnTable:
         """The synchronous part of a snapshot, in constant time."""
         nullable = [at for at, nulls in enumerate(self._nulls) if nulls.size]
         arrays = [self._alive, *self._values, *(self._nulls[at] for at in nullable)]
-        frozen = FrozenColumns(self._index.size, arrays)
-        self._frozen.append(frozen)
+        frozen = self._notes.freeze(self._index.size, arrays)
         return FrozenColumnTable(self.spec, self._fields, nullable, self._index.freeze(), frozen)
 
     def seal(self) -> SealedChanges | None:
@@ -184,50 +174,43 @@ class ColumnTable:
         return self._notes.seal(self._index.size)
 
 
+@dataclass(frozen=True, slots=True)
 class FrozenColumnTable:
     """A table as of one moment."""
 
-    def __init__(
-        self,
-        spec: RowBufferSpec,
-        fields: Sequence[pa.Field],
-        nullable: Sequence[int],
-        keys: FrozenKeys,
-        columns: FrozenColumns,
-    ) -> None:
-        self._spec = spec
-        self._fields = fields
-        self._nullable = nullable
-        self._keys = keys
-        self._columns = columns
+    spec: RowBufferSpec
+    fields: Sequence[pa.Field]
+    nullable: Sequence[int]
+    keys: FrozenKeys
+    columns: FrozenColumns
 
     def _taken(self, slots: AnyArray | None = None) -> tuple[pa.Table, AnyArray]:
         """Stored rows of all slots, or of some ascending ones, and which of them there are. To be called once."""
-        alive, *taken = self._columns.take(slots)
-        nulls = dict(zip(self._nullable, taken[len(self._fields) :], strict=True))
-        arrays = self._keys.arrays(slots)
-        for at, field in enumerate(self._fields):
+        alive, *taken = self.columns.take(slots)
+        nulls = dict(zip(self.nullable, taken[len(self.fields) :], strict=True))
+        arrays = self.keys.arrays(slots)
+        for at, field in enumerate(self.fields):
             arrays.append(fixed_array(field.type, taken[at], nulls[at] ^ 1 if at in nulls else None))
         arrays.append(pa.repeat(pa.scalar(False), len(alive)))
-        return pa.Table.from_arrays(arrays, schema=stored_schema(self._spec)), alive.astype(bool)
+        return pa.Table.from_arrays(arrays, schema=stored_schema(self.spec)), alive.astype(bool)
 
     def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """The asynchronous part: leaves out removed rows, sorts by key group, writes."""
         rows, alive = self._taken()
-        groups = key_groups_of(np.ascontiguousarray(self._keys.hashes()), max_parallelism)
+        groups = key_groups_of(np.ascontiguousarray(self.keys.hashes()), max_parallelism)
         if not alive.all():
             rows, groups = rows.filter(pa.array(alive)), groups[alive]
-        writer.write_table(self._spec.name, rows_descriptor(self._spec), rows, groups, owned)
+        writer.write_table(self.spec.name, rows_descriptor(self.spec), rows, groups, owned)
 
     def write_part(
         self, writer: PartWriter, changed: Changed | None, owned: KeyGroupRange, max_parallelism: int
     ) -> None:
         """Writes the rows of changed slots, or all, and which keys have none any more."""
         # Parts before the latest renumbering have numbers of other slots. What they have has been written again.
-        slots = None if changed is None else changed[changed < self._keys.size]  # type: ignore[index,operator]
+        slots = None if changed is None else changed[changed < self.keys.size]  # type: ignore[index,operator]
         rows, alive = self._taken(slots)
         rows = rows.append_column(ROW, arrow_from_numpy(pa.int64(), np.zeros(rows.num_rows, dtype=np.int64)))
-        name, some = self._spec.name, not alive.all()
+        name, some = self.spec.name, not alive.all()
         living = rows.filter(pa.array(alive)) if some else rows
         if living.num_rows:
             writer.write_rows(name, living, owned, max_parallelism)
@@ -238,7 +221,7 @@ class FrozenColumnTable:
 
     def release(self) -> None:
         """Releases the frozen columns, so that the table no longer keeps old values for them."""
-        self._columns.release()
+        self.columns.release()
 
 
 class SingleRows:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
@@ -24,7 +25,7 @@ import pyarrow as pa
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows, values
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
-from ckpt_runtime.state.memory.changes import Changed, ChangedKeys, SealedChanges
+from ckpt_runtime.state.memory.changes import Changed, SealedChanges
 from ckpt_runtime.state.memory.parts import PartWriter
 from ckpt_runtime.state.states import Key, TimeToLive, Value
 from ckpt_runtime.state.stored_rows import EXPIRES_AT, KEY_PREFIX, VALUE_PREFIX, StateWriter
@@ -61,7 +62,6 @@ class FrozenView(Generic[K, V]):
                     yield chunk
 
     def get(self, key: K) -> V | None:
-        """The value, or None."""
         for layer in reversed(self._layers):
             value = layer.get(key)
             if value is not None:
@@ -84,7 +84,6 @@ class LayeredDict(Generic[K, V]):
         """Keys that were written or removed since the last seal; None before the first one."""
 
     def get(self, key: K) -> V | None:
-        """The value, or None."""
         layers = self._layers
         if len(layers) == 1:
             return layers[0].get(key)
@@ -95,7 +94,6 @@ class LayeredDict(Generic[K, V]):
         return None
 
     def put(self, key: K, value: V) -> None:
-        """Sets the value."""
         if self.changed is not None:
             self.changed.add(key)
         layers = self._layers
@@ -110,7 +108,6 @@ class LayeredDict(Generic[K, V]):
             layers[0][key] = value
 
     def remove(self, key: K) -> None:
-        """Removes the entry if there is one."""
         if self.changed is not None:
             self.changed.add(key)
         if self._views:
@@ -146,17 +143,14 @@ class LayeredDict(Generic[K, V]):
         else:
             view = FrozenView(tuple(self._layers))
             if len(self._layers) >= _MAX_LAYERS:
-                self._layers = [self._layers[0], self._collapsed()]
+                # Overlapping snapshots do not pile up layers; old layers stay.
+                merged: dict[K, V] = {}
+                for layer in self._layers[1:]:
+                    merged.update(layer)
+                self._layers = [self._layers[0], merged]
             self._layers.append({})
         self._views.append(view)
         return view
-
-    def _collapsed(self) -> dict[K, V]:
-        """The upper layers as one new dict, so that overlapping snapshots do not pile up layers; old layers stay."""
-        merged: dict[K, V] = {}
-        for layer in self._layers[1:]:
-            merged.update(layer)
-        return merged
 
     def maintain(self, budget: int) -> bool:
         """Merges up to ``budget`` entries back; returns True when there is more to merge."""
@@ -235,7 +229,6 @@ class MemoryState(ABC):
         return [(KEY_PREFIX, self.key_schema), (VALUE_PREFIX, self.value_schema)]
 
     def stored_schema(self) -> pa.Schema:
-        """Schema of stored batches."""
         if self._stored_schema is None:
             fields = [field for prefix, schema in self.parts() for field in stored_rows.prefixed(schema, prefix)]
             if self.ttl is not None:
@@ -250,7 +243,6 @@ class MemoryState(ABC):
         return self._descriptor
 
     def clear(self, key: Key) -> None:
-        """Removes everything under ``key``."""
         self._entries.remove(key)
 
     def freeze(self) -> FrozenState:
@@ -263,11 +255,10 @@ class MemoryState(ABC):
         self._entries.changed = set()
 
     def seal(self) -> SealedChanges | None:
-        """The changes since the last seal."""
         assert isinstance(self._entries, LayeredDict)
         changed = self._entries.changed
         self._entries.changed = set()
-        return None if changed is None else ChangedKeys(changed)
+        return None if changed is None else partial(frozenset, changed)
 
     def maintain(self, budget: int) -> None:
         """Does up to ``budget`` steps of merging after snapshots and of removing expired entries."""

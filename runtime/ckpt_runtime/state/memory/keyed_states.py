@@ -77,7 +77,6 @@ class ListStateTable(MemoryState):
     kind = "list"
 
     def get(self, key: Key) -> list[Value]:
-        """The live elements; do not change the list."""
         stored: list[Value] = self._entries.get(key) or []
         if self.ttl is None:
             return stored
@@ -85,19 +84,15 @@ class ListStateTable(MemoryState):
         return [value[:-1] for value in stored if value[-1] > now]
 
     def elements(self, key: Key) -> Iterator[Value]:
-        """The live elements as of this call."""
         return iter(tuple(self.get(key)))
 
     def exists(self, key: Key) -> bool:
-        """Whether there are any."""
         return bool(self.get(key))
 
     def put(self, key: Key, elements: list[Value]) -> None:
-        """Replaces the list."""
         self._entries.put(key, [self.stamped(key, value) for value in elements])
 
     def append(self, key: Key, elements: list[Value]) -> None:
-        """Adds elements at the end."""
         stored = self._entries.writable(key, list)
         if stored is None:
             self.put(key, elements)
@@ -154,7 +149,6 @@ class MapStateTable(MemoryState):
         return [(KEY_PREFIX, self.key_schema), user_key, (VALUE_PREFIX, self.value_schema)]
 
     def get(self, key: Key) -> Map:
-        """The live entries; do not change the dict."""
         stored: Map = self._entries.get(key) or {}
         if self.ttl is None:
             return stored
@@ -162,15 +156,12 @@ class MapStateTable(MemoryState):
         return {name: value[:-1] for name, value in stored.items() if value[-1] > now}
 
     def items(self, key: Key) -> Iterator[tuple[Value, Value]]:
-        """The live entries as of this call."""
         return iter(tuple(self.get(key).items()))
 
     def exists(self, key: Key) -> bool:
-        """Whether there are any."""
         return bool(self.get(key))
 
     def get_value(self, key: Key, name: Value) -> Value | None:
-        """One entry's value, or None."""
         stored = self._entries.get(key)
         value: Value | None = None if stored is None else stored.get(name)
         if value is None or self.ttl is None:
@@ -178,7 +169,6 @@ class MapStateTable(MemoryState):
         return value[:-1] if value[-1] > self.ttl.now_ms() else None
 
     def put(self, key: Key, name: Value, value: Value) -> None:
-        """Sets one entry."""
         stored = self._entries.writable(key, dict)
         value = self.stamped(key, value)
         if stored is None:
@@ -187,7 +177,6 @@ class MapStateTable(MemoryState):
             stored[name] = value
 
     def remove(self, key: Key, name: Value) -> None:
-        """Removes one entry if it is there."""
         stored = self._entries.writable(key, dict)
         if stored is not None and stored.pop(name, None) is not None and not stored:
             self._entries.remove(key)
@@ -235,7 +224,6 @@ class TimerQueue(MemoryState):
         return [(stored_rows.KEY_PREFIX, self.key_schema), ("", _TIME_SCHEMA)]
 
     def register(self, key: Key, time: int) -> None:
-        """Adds a timer; registering the same one twice adds it once."""
         times = self._entries.get(key)
         if times is None:
             self._entries.put(key, (time,))
@@ -250,7 +238,6 @@ class TimerQueue(MemoryState):
         heapq.heappush(self._heap, (time, self._pushes, key))
 
     def delete(self, key: Key, time: int) -> None:
-        """Removes a timer if it is there."""
         times = self._entries.get(key)
         if times is None or time not in times:
             return
@@ -261,11 +248,9 @@ class TimerQueue(MemoryState):
             self._entries.remove(key)
 
     def times_of(self, key: Key) -> tuple[int, ...]:
-        """The timers of a key, ascending."""
         return self._entries.get(key) or ()
 
     def next_time(self) -> int | None:
-        """The earliest timer of all."""
         while self._heap:
             time, _, key = self._heap[0]
             if time in self.times_of(key):
@@ -274,7 +259,6 @@ class TimerQueue(MemoryState):
         return None
 
     def due(self, until: int) -> list[tuple[int, Key]]:
-        """Timers at or before ``until``, ascending. They stay listed until deleted but are not returned again."""
         # A timer that was deleted and registered again is in the heap twice.
         found: dict[tuple[int, Key], None] = {}
         while self._heap and self._heap[0][0] <= until:

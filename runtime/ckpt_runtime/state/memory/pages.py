@@ -35,7 +35,7 @@ from ckpt_runtime.state.canonical import canonical_states
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.kernels.hash_kernels import order_by_group
-from ckpt_runtime.state.memory.changes import Changed, ChangedKeys, SealedChanges
+from ckpt_runtime.state.memory.changes import NOTHING, Changed, SealedChanges
 from ckpt_runtime.state.memory.increments import described
 from ckpt_runtime.state.memory.parts import Block, PartWriter, StoredPart, merged, read_block
 from ckpt_runtime.state.stored_rows import ROW, StateWriter, check_owned
@@ -55,14 +55,12 @@ class SectionWriter:
     def write_table(
         self, name: str, descriptor: dict[str, Any], table: pa.Table, groups: AnyArray, owned: KeyGroupRange
     ) -> None:
-        """See :class:`~ckpt_runtime.state.stored_rows.StateWriter`."""
         check_owned(name, groups, owned)
         self.write_batches(name, descriptor, table.schema, _by_group(table, groups, owned))
 
     def write_batches(
         self, name: str, descriptor: dict[str, Any], schema: pa.Schema, batches: Iterable[tuple[int, pa.RecordBatch]]
     ) -> None:
-        """See :class:`~ckpt_runtime.state.stored_rows.StateWriter`."""
         blocks: dict[int, tuple[int, int]] = {}
         for key_group, batch in batches:
             message = memoryview(batch.serialize())
@@ -115,7 +113,6 @@ class UnclaimedState:
 
     @property
     def kind(self) -> str:
-        """The kind of state."""
         return str(self.descriptor["kind"])
 
     def check_same(self, descriptor: dict[str, Any]) -> None:
@@ -141,7 +138,6 @@ class UnclaimedState:
         self._blocks.setdefault(key_group, []).append(batch.serialize())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows."""
         return (batch for _, batch in self._by_group())
 
     def _by_group(self) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -160,7 +156,7 @@ class UnclaimedState:
 
     def seal(self) -> SealedChanges:
         """Nothing has changed since the last seal."""
-        return ChangedKeys()
+        return lambda: NOTHING
 
     def write_part(
         self, writer: PartWriter, changed: Changed | None, owned: KeyGroupRange, max_parallelism: int

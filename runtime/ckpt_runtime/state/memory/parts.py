@@ -76,7 +76,6 @@ class PartWriter:
         self.footer = Footer([])
 
     def begin(self, name: str, *, whole: bool) -> None:
-        """Begins the section of a state."""
         self.footer.sections.append(Section(name, whole, [], []))
 
     def write_table(
@@ -128,7 +127,6 @@ class PartWriter:
         return run
 
     def end(self) -> None:
-        """Writes the footer."""
         footer = msgspec.json.encode(self.footer)
         self._stream.write(footer + len(footer).to_bytes(8, "little") + MAGIC)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from ckpt_runtime.state.columns import (
 )
 from ckpt_runtime.state.errors import StateError, StateSchemaError, schema_mismatch
 from ckpt_runtime.state.kernels import row_buffer_kernels as kernels
-from ckpt_runtime.state.memory.changes import Changed, ChangedRows, SealedChanges
+from ckpt_runtime.state.memory.changes import Changed, SealedChanges, changed_rows
 from ckpt_runtime.state.memory.key_index import capacity_for, grown, key_index
 from ckpt_runtime.state.memory.keyed_state import write_batches
 from ckpt_runtime.state.memory.parts import PartWriter
@@ -74,7 +75,6 @@ class RowSegments:
 
     @property
     def segments(self) -> tuple[pa.RecordBatch, ...]:
-        """All rows, in order."""
         return tuple(self._segments)
 
     def append(self, batch: pa.RecordBatch) -> None:
@@ -254,7 +254,6 @@ class RowBuffer:
         self._block_least: AnyArray = np.full(1, _MAX, dtype=np.int64)
 
     def stored_schema(self) -> pa.Schema:
-        """Schema of stored batches."""
         return stored_schema(self.spec)
 
     def times_of(self, batch: pa.RecordBatch) -> AnyArray:
@@ -264,7 +263,6 @@ class RowBuffer:
         return int64_column(batch.column(self.spec.event_time)).values
 
     def make_slots(self, slots: int) -> None:
-        """Makes room for ``slots`` slots."""
         capacity = capacity_for(len(self._heads), slots)
         if capacity != len(self._heads):
             self._heads = grown(self._heads, capacity, len(self._heads))
@@ -339,7 +337,6 @@ class RowBuffer:
         return rows
 
     def mark_found(self, slots: AnyArray, times: AnyArray, lower: int, upper: int, found: AnyArray) -> None:
-        """Like :meth:`matches`, but only sets ``found``."""
         nothing = np.empty(1, dtype=np.int32)
         self._probe(slots, times, lower, upper, kernels.FIRST, found, _new_cursor(), nothing, nothing)
 
@@ -411,7 +408,7 @@ class RowBuffer:
     def seal(self) -> SealedChanges | None:
         """The changes between the two latest calls of :meth:`freeze`; all, if rows got new numbers in between."""
         before, self._sealed = self._sealed, self._latest
-        return None if before is None or self._latest is None else ChangedRows(before, self._latest)
+        return None if before is None or self._latest is None else partial(changed_rows, before, self._latest)
 
 
 class FrozenRows:
@@ -463,7 +460,6 @@ class FrozenRows:
             writer.write_removed(name, pa.Table.from_batches([gone]), owned, max_parallelism)
 
     def release(self) -> None:
-        """Releases the columns."""
         self._segments = ()
 
 
@@ -493,12 +489,10 @@ class RowBuffers:
         return slots
 
     def load(self, side: RowBuffer, stored: pa.RecordBatch) -> None:
-        """Adds restored rows."""
         batch, matched = side.loaded(stored)
         side.append(batch, self.slots_of([batch.column(key) for key in side.spec.keys]), matched)
 
     def take_all(self) -> Iterator[pa.RecordBatch]:
-        """Removes and returns all rows, one side after the other and in order, in parts that split no key."""
         taken = [[batch for batch, _ in side.living()] for side in self.sides]
         self._index = key_index(self._key_schema)
         for side in self.sides:

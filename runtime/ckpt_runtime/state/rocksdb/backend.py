@@ -31,7 +31,7 @@ from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
 from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ColumnarCodec
-from ckpt_runtime.state.rocksdb.database import CachedState, Database, KeyFilter, UnknownKeys
+from ckpt_runtime.state.rocksdb.database import Database, KeyFilter, UnknownKeys
 from ckpt_runtime.state.rocksdb.keyed_collections import StoredLists, StoredMaps
 from ckpt_runtime.state.rocksdb.keyed_states import RocksDBState, StoredTimers, StoredValues
 from ckpt_runtime.state.rocksdb.local_files import LocalCopies, LocalDirectory
@@ -46,7 +46,7 @@ from ckpt_runtime.state.rocksdb.snapshot import (
 from ckpt_runtime.state.rocksdb.spilled_rows import SpilledRows
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
 from ckpt_runtime.state.rocksdb.stored_form import stored_form
-from ckpt_runtime.state.rocksdb.stored_row_buffers import RowsState, SpillingRowBuffers, StoredRowBuffer
+from ckpt_runtime.state.rocksdb.stored_row_buffers import SpillingRowBuffers, StoredRowBuffer
 from ckpt_runtime.state.schema_evolution import check_evolution
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.state.states import AggregateColumn, Key, RowBufferSpec
@@ -103,7 +103,7 @@ class RocksDBKeyedStateBackend(TableBackend):
         self._root = self._directory.path
         self._shared = SharedFiles()
         self._catalog = Catalog(self.uid)
-        self._states: dict[str, RocksDBState | CachedAggregates | RowsState] = {}
+        self._states: dict[str, RocksDBState | CachedAggregates | StoredRowBuffer] = {}
         self._opened: Database | None = None
 
     @property
@@ -175,7 +175,7 @@ class RocksDBKeyedStateBackend(TableBackend):
         self.check_rows(specs)
         buffers = SpillingRowBuffers(specs, self._row_buffer, self._database, self._cached_rows)
         buffers.restore(self.key_groups)
-        self._states |= {side.spec.name: RowsState(side) for side in buffers.sides}
+        self._states |= {side.spec.name: side for side in buffers.sides}
         return buffers
 
     def _row_buffer(self, spec: RowBufferSpec) -> StoredRowBuffer:
@@ -191,7 +191,7 @@ class RocksDBKeyedStateBackend(TableBackend):
         return StoredRowBuffer(spec, ChunkCodec(*form), spilled, self.max_parallelism)
 
     @property
-    def states(self) -> Mapping[str, RocksDBState | CachedAggregates | RowsState]:
+    def states(self) -> Mapping[str, RocksDBState | CachedAggregates | StoredRowBuffer]:
         return self._states
 
     def open_state(self, state: MemoryState) -> None:
@@ -236,9 +236,7 @@ class RocksDBKeyedStateBackend(TableBackend):
             return EmptySnapshot()
         if self._opened.pending >= MOST_PENDING:
             self._opened.settle()
-        caches: list[CachedState] = [state.cache for state in self._states.values()]
-        frozen = [part for cache in caches if (part := cache.freeze()) is not None]
-        moment = self._opened.freeze(frozen)
+        moment = self._opened.freeze([part for state in self._states.values() for part in state.changes()])
         if properties.savepoint_format is SavepointFormat.CANONICAL:
             description = self._catalog.to_json()
             return CanonicalSnapshot(self.uid, moment, description, self.key_groups, self.max_parallelism, self._memory)

@@ -128,11 +128,6 @@ class CachedAggregates:
         return self._young.table.is_like(table)
 
     @property
-    def cache(self) -> CachedAggregates:
-        """The state itself is the cache."""
-        return self
-
-    @property
     def nbytes(self) -> int:
         """The size of the tables in memory, without the database's own."""
         return sum(each.table.nbytes for each in (self._young, self._old) if each is not None)
@@ -217,11 +212,11 @@ class CachedAggregates:
             self._database.write(self._codec.entries(self._old.table.rows(slots)))
             self._old.dirty[slots] = 0
 
-    def freeze(self) -> FrozenAggregates | None:
+    def changes(self) -> list[FrozenAggregates]:
         """Takes the changed rows, in constant time except for a byte per key in memory."""
         generations = [self._young] if self._old is None else [self._old, self._young]
         parts = [(known.table.freeze(), slots) for known in generations if len(slots := known.take_dirty())]
-        return FrozenAggregates(self._codec, parts) if parts else None
+        return [FrozenAggregates(self._codec, parts)] if parts else []
 
     def prefetch(self, keys: Iterable[Key]) -> None:
         """Does nothing: :meth:`update` reads the keys of its batch."""

@@ -1,6 +1,6 @@
 """The database of one backend, its snapshots in the order in which they were taken, and its local files.
 
-States write to a cache (:class:`CachedState`). A snapshot freezes its changed entries, and until the database has them
+States write to a cache. A snapshot freezes its changed entries, and until the database has them
 their state must find them itself and must not evict them, because the database would return their old values. The
 entries of a snapshot reach the database before those of any later moment, and between the two its files are linked into
 a directory. The first thread that needs this does it: usually the thread that writes the snapshot, otherwise the
@@ -47,16 +47,6 @@ class FrozenDirty(Protocol):
 
     def release(self) -> None:
         """Releases the entries: the database has them, or they are no longer needed. Called once, from any thread."""
-
-
-class CachedState(Protocol):
-    """A state whose changes are first kept in memory."""
-
-    def freeze(self) -> FrozenDirty | None:
-        """Takes the changes since the last call, in time that depends only on them; None when there are none.
-
-        Called by the subtask's thread.
-        """
 
 
 class Moment:

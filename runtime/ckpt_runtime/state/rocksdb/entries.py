@@ -177,15 +177,15 @@ class CachedEntries:
         if wanted:
             young.update(self.table.read(wanted))
 
-    def freeze(self) -> FrozenEntries | None:
+    def freeze(self) -> list[FrozenEntries]:
         """Takes the changed entries."""
         self._forget_stored()
         if not self._changed:
-            return None
+            return []
         frozen = FrozenEntries(self.table, self._changed)
         self._frozen.append(frozen)
         self._changed = {}
-        return frozen
+        return [frozen]
 
     def maintain(self, budget: int) -> None:
         """Enforces the capacity: writes excess changed entries to the database and drops unused ones."""

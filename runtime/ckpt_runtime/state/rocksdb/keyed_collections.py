@@ -37,8 +37,8 @@ from ckpt_runtime.state.rocksdb.codec import (
     number_tail,
     state_prefix,
 )
-from ckpt_runtime.state.rocksdb.database import CachedState, Database, FrozenDirty
-from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable, StoredEntry
+from ckpt_runtime.state.rocksdb.database import Database
+from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable, FrozenEntries, StoredEntry
 from ckpt_runtime.state.rocksdb.keyed_states import RocksDBState
 from ckpt_runtime.state.states import Key, Map, TimeToLive, Value
 
@@ -165,7 +165,7 @@ class CachedElements(CachedEntries):
             for known in (self._young, self._old, self._changed)
         )
 
-    def freeze(self) -> Any:
+    def freeze(self) -> list[FrozenEntries]:
         self._tails = None
         return super().freeze()
 
@@ -174,25 +174,6 @@ class CachedElements(CachedEntries):
         super().maintain(budget)
         if len(self._changed) < before:
             self._tails = None
-
-
-class FrozenBoth:
-    """The changes of entries and their elements up to one moment."""
-
-    def __init__(self, parts: Sequence[FrozenDirty]) -> None:
-        self._parts = parts
-
-    def puts(self) -> Iterator[tuple[bytes, bytes]]:
-        for part in self._parts:
-            yield from part.puts()
-
-    def deletes(self) -> Iterator[bytes]:
-        for part in self._parts:
-            yield from part.deletes()
-
-    def release(self) -> None:
-        for part in self._parts:
-            part.release()
 
 
 class StoredCollection(RocksDBState):
@@ -206,13 +187,8 @@ class StoredCollection(RocksDBState):
         self._elements = CachedElements()
         self._elements.attach(ElementTable(database, state_id, keys, rows), capacity // self._rows_per_element)
 
-    @property
-    def cache(self) -> CachedState:
-        return self
-
-    def freeze(self) -> Any:
-        frozen = [part for part in (self._entries.freeze(), self._elements.freeze()) if part is not None]
-        return FrozenBoth(frozen) if frozen else None
+    def changes(self) -> list[FrozenEntries]:
+        return [*self._entries.freeze(), *self._elements.freeze()]
 
     def maintain(self, budget: int) -> None:
         super().maintain(budget)

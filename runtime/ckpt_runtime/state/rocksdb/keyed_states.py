@@ -21,8 +21,8 @@ from ckpt_runtime.state.memory.keyed_state import MemoryState
 from ckpt_runtime.state.memory.keyed_states import TimerQueue, ValueStateTable
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
 from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, without_key
-from ckpt_runtime.state.rocksdb.database import CachedState, Database
-from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable, StoredEntry
+from ckpt_runtime.state.rocksdb.database import Database
+from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable, FrozenEntries, StoredEntry
 from ckpt_runtime.state.states import Key
 
 SWEEP_STEP = 100
@@ -53,9 +53,9 @@ class RocksDBState(MemoryState):
         """Connects the cache with its table."""
         self._entries.attach(EntryTable(database, state_id, keys, rows, self.to_rows, self.from_rows), capacity)
 
-    @property
-    def cache(self) -> CachedState:
-        return self._entries
+    def changes(self) -> list[FrozenEntries]:
+        """Takes the changed entries."""
+        return self._entries.freeze()
 
     def prefetch(self, keys: Iterable[Key]) -> None:
         """Reads all entries that are not in memory in one call."""

@@ -34,97 +34,79 @@ NAME = "rocksdb"
 _CHUNK_BYTES = 1 << 20
 
 
+@dataclass
 class RocksDBSnapshot:
     """See the module docstring. ``description`` is the catalog's as of the moment; ``threads`` uploads run at a time.
 
     ``copies`` keeps the table files of checkpoints.
     """
 
-    def __init__(
-        self,
-        moment: Moment,
-        description: dict[str, Any],
-        key_groups: KeyGroupRange,
-        shared: SharedFiles,
-        checkpoint_id: int,
-        properties: CheckpointProperties,
-        threads: int,
-        copies: LocalCopies | None = None,
-    ) -> None:
-        self._copies = copies
-        self._moment = moment
-        self._description = description
-        self._key_groups = key_groups
-        self._shared = shared
-        self._id = checkpoint_id
-        self._properties = properties
-        self._threads = threads
+    moment: Moment
+    description: dict[str, Any]
+    key_groups: KeyGroupRange
+    shared: SharedFiles
+    checkpoint_id: int
+    properties: CheckpointProperties
+    threads: int
+    copies: LocalCopies | None = None
 
     def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
         """Uploads the files. Tables that the storage already has are referred to, or duplicated for a savepoint."""
-        local = {path.name: path for path in self._moment.files() if is_kept(path.name)}
+        local = {path.name: path for path in self.moment.files() if is_kept(path.name)}
         tables = self._known(files, local.keys())
         new = [name for name in sorted(local.keys() - tables.keys()) if is_table(name)]
-        tables |= at_once(self._threads, lambda name: files.shared_from(local[name]), new)
-        if not self._properties.is_savepoint:
+        tables |= at_once(self.threads, lambda name: files.shared_from(local[name]), new)
+        if not self.properties.is_savepoint:
             # Recorded after all files are stored, so that after an error no other checkpoint refers to any of them.
-            self._shared.written(self._id, tables)
-            if self._copies is not None:
-                self._copies.keep(self._id, {file: local[name] for name, file in tables.items()})
+            self.shared.written(self.checkpoint_id, tables)
+            if self.copies is not None:
+                self.copies.keep(self.checkpoint_id, {file: local[name] for name, file in tables.items()})
         others = {name: _copied(local[name], files.private()) for name in sorted(local.keys() - tables.keys())}
-        return (IncrementalKeyedStateHandle(self._key_groups, NAME, tables | others, self._description),)
+        return (IncrementalKeyedStateHandle(self.key_groups, NAME, tables | others, self.description),)
 
     def _known(self, files: SnapshotFiles, wanted: Set[str]) -> dict[str, StateFile]:
-        if not self._properties.is_incremental:
+        if not self.properties.is_incremental:
             return {}
-        is_savepoint = self._properties.is_savepoint
-        known = self._shared.duplicable() if is_savepoint else self._shared.reusable(self._id)
+        is_savepoint = self.properties.is_savepoint
+        known = self.shared.duplicable() if is_savepoint else self.shared.reusable(self.checkpoint_id)
         known = {name: file for name, file in known.items() if name in wanted}
         return files.duplicate_all(known) if is_savepoint else known
 
     def release(self) -> None:
-        self._moment.release()
+        self.moment.release()
 
 
+@dataclass
 class CanonicalSnapshot:
     """A savepoint in canonical form, which every backend can read."""
 
-    def __init__(
-        self,
-        uid: str,
-        moment: Moment,
-        description: dict[str, Any],
-        key_groups: KeyGroupRange,
-        max_parallelism: int,
-        memory: StoreMemory,
-    ) -> None:
-        self._uid = uid
-        self._moment = moment
-        self._description = description
-        self._key_groups = key_groups
-        self._max_parallelism = max_parallelism
-        self._memory = memory
+    uid: str
+    moment: Moment
+    description: dict[str, Any]
+    key_groups: KeyGroupRange
+    max_parallelism: int
+    memory: StoreMemory
 
     def write(self, files: SnapshotFiles) -> Sequence[KeyedHandle]:
         """Reads the linked files, because only they show the state as of the moment."""
-        catalog = Catalog.from_json(self._uid, self._description)
-        writer = CanonicalWriter(files, self._uid, self._key_groups)
-        self._moment.files()
-        with closing(Store(self._moment.directory, self._memory)) as store:
+        catalog = Catalog.from_json(self.uid, self.description)
+        writer = CanonicalWriter(files, self.uid, self.key_groups)
+        self.moment.files()
+        with closing(Store(self.moment.directory, self.memory)) as store:
             for name in catalog:
                 entry = catalog[name]
-                form = stored_form(name, entry, self._key_groups, self._max_parallelism)
+                form = stored_form(name, entry, self.key_groups, self.max_parallelism)
                 schema = entry.schemas()[entry.current]
                 writer.write_batches(name, entry.descriptor, schema, self._batches(store, entry.id, form))
         return writer.handles
 
     def _batches(self, store: Store, state_id: int, form: StoredForm) -> Iterator[tuple[int, pa.RecordBatch]]:
-        for group in range(self._key_groups.first, self._key_groups.last + 1):
+        for group in range(self.key_groups.first, self.key_groups.last + 1):
             for batch in form.batches(store.scan(state_prefix(group, state_id))):
                 yield group, batch
 
     def release(self) -> None:
-        self._moment.release()
+        self.moment.release()
 
 
 class EmptySnapshot:

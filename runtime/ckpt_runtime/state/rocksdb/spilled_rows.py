@@ -7,7 +7,8 @@ write; until then they are recorded as removed. The subtask's thread owns it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -24,13 +25,22 @@ _MAX, _MIN = (1 << 63) - 1, -(1 << 63)
 _RUNS_AT_ONCE = 2_048
 
 
+@dataclass(slots=True)
 class FrozenSpill:
     """The changes up to one moment that have to be written to the database."""
 
-    def __init__(self, counts: list[tuple[bytes, bytes]], gone: dict[bytes, None]) -> None:
-        self.counts = counts
-        self.gone = gone
-        self.is_stored = False
+    counts: list[tuple[bytes, bytes]]
+    gone: dict[bytes, None]
+    is_stored: bool = False
+
+    def puts(self) -> list[tuple[bytes, bytes]]:
+        return self.counts
+
+    def deletes(self) -> Iterable[bytes]:
+        return self.gone
+
+    def release(self) -> None:
+        self.is_stored = True
 
 
 class SpilledRows:
@@ -141,11 +151,11 @@ class SpilledRows:
                 for _, rows in self._codec.decode([run for key, run in part if key not in gone]):
                     yield rows
 
-    def freeze(self) -> FrozenSpill | None:
+    def changes(self) -> list[FrozenSpill]:
         """The changes that have to be written to the database."""
         self._frozen = [frozen for frozen in self._frozen if not frozen.is_stored]
         if not self._gone and not self._changed:
-            return None
+            return []
         counts = []
         for place in sorted(self._changed):
             if self._counts[place] < 0:
@@ -156,4 +166,4 @@ class SpilledRows:
         frozen = FrozenSpill(counts, self._gone)
         self._frozen.append(frozen)
         self._gone, self._changed = {}, set()
-        return frozen
+        return [frozen]

@@ -11,7 +11,7 @@ longer count them, and ``spilled_rows.py`` keeps them in the database until they
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -170,13 +170,22 @@ class StoredRowBuffer(RowBuffer):
                 self._chunks[chunk].living -= rows
                 self._touched.add(chunk)
 
-    def freeze_changes(self) -> FrozenChunks | None:
-        """The changes that have to be written to the database."""
+    def changes(self) -> list[FrozenChunks | FrozenSpill]:
+        """The changes since the last call; it copies a byte per row and sorts the new rows."""
+        return [*self._changed_chunks(), *self.spilled.changes()]
+
+    def prefetch(self, keys: Iterable[Key]) -> None:
+        """Does nothing: rows are read when their slots are asked for."""
+
+    def maintain(self, budget: int) -> None:
+        """Does nothing: joins themselves call for compaction."""
+
+    def _changed_chunks(self) -> list[FrozenChunks]:
         self._note()
         rows = self._rows.rows
         new = np.flatnonzero((self._homes[:rows] == _NEW) & ((self._flags[:rows] & ALIVE) != 0))
         if not len(new) and not self._touched:
-            return None
+            return []
         made = self._new_chunks(new)
         self._noted[new] = self._flags[new]
         # Flags change in place, so they are copied; homes and positions of these rows never change.
@@ -195,7 +204,7 @@ class StoredRowBuffer(RowBuffer):
             else:
                 frozen.flagged[number] = chunk
         self._touched.clear()
-        return frozen
+        return [frozen]
 
     def _new_chunks(self, new: AnyArray) -> list[tuple[_Chunk, AnyArray]]:
         """Chunks of rows that the database does not have, each with the numbers of its rows."""
@@ -210,116 +219,57 @@ class StoredRowBuffer(RowBuffer):
         return made
 
 
+@dataclass(slots=True)
 class FrozenChunks:
-    """The changes of one side up to one moment. ``homes`` and ``positions`` of these rows never change."""
+    """The changes of one side up to one moment. ``homes`` and ``positions`` of these rows never change.
 
-    def __init__(
-        self,
-        spec: RowBufferSpec,
-        codec: ChunkCodec,
-        segments: Sequence[pa.RecordBatch],
-        flags: AnyArray,
-        homes: AnyArray,
-        positions: AnyArray,
-        made: list[tuple[_Chunk, AnyArray]],
-    ) -> None:
-        self._spec = spec
-        self._codec = codec
-        self._segments = segments
-        self._flags = flags
-        self._homes = homes
-        self._positions = positions
-        self._made = [(chunk.key_group, chunk.number, numbers) for chunk, numbers in made]
-        self.ended: list[_Chunk] = []
-        self.rewritten: dict[int, _Chunk] = {}
-        self.flagged: dict[int, _Chunk] = {}
+    ``made`` are new chunks with the numbers of their rows.
+    """
+
+    spec: RowBufferSpec
+    codec: ChunkCodec
+    segments: Sequence[pa.RecordBatch]
+    flags: AnyArray
+    homes: AnyArray
+    positions: AnyArray
+    made: list[tuple[_Chunk, AnyArray]]
+    ended: list[_Chunk] = field(default_factory=list)
+    rewritten: dict[int, _Chunk] = field(default_factory=dict)
+    flagged: dict[int, _Chunk] = field(default_factory=dict)
 
     def puts(self) -> Iterator[tuple[bytes, bytes]]:
         """Entries for the database."""
-        table = pa.Table.from_batches(self._segments, self._spec.schema)
-        for group, number, rows in self._made:
-            yield self._codec.keys(group, number)[0], self._encoded(table, rows)
+        table = pa.Table.from_batches(self.segments, self.spec.schema)
+        for chunk, rows in self.made:
+            yield self.codec.keys(chunk.key_group, chunk.number)[0], self._encoded(table, rows)
         changed = {**self.rewritten, **self.flagged}
-        rows = np.flatnonzero((self._flags & ALIVE).astype(bool) & np.isin(self._homes, list(changed)))
-        for home, own in rows_by(self._homes, rows):
+        rows = np.flatnonzero((self.flags & ALIVE).astype(bool) & np.isin(self.homes, list(changed)))
+        for home, own in rows_by(self.homes, rows):
             chunk = changed[home]
-            key, flags_key = self._codec.keys(chunk.key_group, chunk.number)
+            key, flags_key = self.codec.keys(chunk.key_group, chunk.number)
             if home in self.rewritten:
                 yield key, self._encoded(table, own)
             else:
                 flags = np.zeros(chunk.size, dtype=np.uint8)
-                flags[self._positions[own]] = self._flags[own]
-                yield flags_key, self._codec.encode_flags(flags)
+                flags[self.positions[own]] = self.flags[own]
+                yield flags_key, self.codec.encode_flags(flags)
 
     def _encoded(self, table: pa.Table, rows: AnyArray) -> bytes:
         taken = table.take(arrow_from_numpy(pa.int64(), rows)).combine_chunks().to_batches()
         batch = taken[0] if len(taken) == 1 else pa.concat_batches(taken)
-        stored = to_stored(self._spec, batch, (self._flags[rows] & MATCHED) >> 1)
-        return self._codec.encode_rows(stored, self._positions[rows])
+        stored = to_stored(self.spec, batch, (self.flags[rows] & MATCHED) >> 1)
+        return self.codec.encode_rows(stored, self.positions[rows])
 
     def deletes(self) -> Iterator[bytes]:
         """Keys to delete from the database."""
         for chunk in self.ended:
-            yield from self._codec.keys(chunk.key_group, chunk.number)
+            yield from self.codec.keys(chunk.key_group, chunk.number)
         for chunk in self.rewritten.values():
-            yield self._codec.keys(chunk.key_group, chunk.number)[1]
+            yield self.codec.keys(chunk.key_group, chunk.number)[1]
 
     def release(self) -> None:
         """Releases the columns."""
-        self._segments = ()
-
-
-class FrozenRowChanges:
-    """The changes of chunks, and of rows that are not in memory."""
-
-    def __init__(self, chunks: FrozenChunks | None, spilled: FrozenSpill | None) -> None:
-        self._chunks = chunks
-        self._spilled = spilled
-
-    def puts(self) -> Iterator[tuple[bytes, bytes]]:
-        if self._chunks is not None:
-            yield from self._chunks.puts()
-        if self._spilled is not None:
-            yield from self._spilled.counts
-
-    def deletes(self) -> Iterator[bytes]:
-        if self._chunks is not None:
-            yield from self._chunks.deletes()
-        if self._spilled is not None:
-            yield from self._spilled.gone
-
-    def release(self) -> None:
-        if self._chunks is not None:
-            self._chunks.release()
-        if self._spilled is not None:
-            self._spilled.is_stored = True
-
-
-class RowsState:
-    """One side as a state of the backend."""
-
-    def __init__(self, side: StoredRowBuffer) -> None:
-        self._side = side
-
-    def stored_schema(self) -> pa.Schema:
-        """Schema of stored rows."""
-        return self._side.stored_schema()
-
-    @property
-    def cache(self) -> RowsState:
-        """The state itself is the cache."""
-        return self
-
-    def freeze(self) -> FrozenRowChanges | None:
-        """The changes since the last call; it copies a byte per row and sorts the new rows."""
-        chunks, spilled = self._side.freeze_changes(), self._side.spilled.freeze()
-        return None if chunks is None and spilled is None else FrozenRowChanges(chunks, spilled)
-
-    def prefetch(self, keys: Iterable[Key]) -> None:
-        """Does nothing: rows are read when their slots are asked for."""
-
-    def maintain(self, budget: int) -> None:
-        """Does nothing: joins themselves call for compaction."""
+        self.segments = ()
 
 
 class SpillingRowBuffers(RowBuffers):

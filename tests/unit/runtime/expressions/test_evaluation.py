@@ -49,12 +49,9 @@ def test_branches_of_nested_values_are_taken_by_all_rows_or_some_or_none(rows: l
     assert computed(cases, pa.array(rows, pa.float64())) == [[0.0 if x is None else 1 / x] for x in rows]
 
 
-def test_second_side_of_and_is_evaluated_where_the_first_one_is_not_false() -> None:
+def test_later_operands_are_evaluated_where_the_first_one_does_not_decide() -> None:
     both = call("And", "boolean", call("Not", "boolean", IS_ZERO), call("GreaterThan", "boolean", QUOTIENT, ZERO))
     assert computed(both, pa.array([0.0, 4.0, None])) == [False, True, None]
-
-
-def test_coalesce_evaluates_a_value_for_rows_without_an_earlier_one() -> None:
     assert computed(call("Coalesce", "double", B, QUOTIENT), pa.array([0.0, 2.0]), pa.array([7.0, None])) == [7.0, 0.5]
 
 
@@ -136,16 +133,13 @@ def test_lambda_over_a_slice_sees_the_elements_of_its_rows() -> None:
     assert computed(Call("ArrayTransform", (Column(0, INTEGERS), plus), INTEGERS), lists) == [[1, 3], None, [5]]
 
 
-def test_unknown_functions_and_types_are_refused_when_the_expression_is_compiled() -> None:
+def test_trees_survive_their_stored_form_and_unknown_functions_and_types_are_refused() -> None:
+    tree: Expression = call("CaseWhen", "double", IS_ZERO, Literal(None, "double"), QUOTIENT, zone="UTC")
+    assert msgspec.json.decode(msgspec.json.encode(tree), type=Expression) == tree
     with pytest.raises(UnsupportedExpressionError, match="Uniform"):
         compile_expression(call("Uniform", "double"))
     with pytest.raises(UnsupportedExpressionError, match="interval year"):
         arrow_type("interval year")
-
-
-def test_tree_survives_its_stored_form() -> None:
-    tree: Expression = call("CaseWhen", "double", IS_ZERO, Literal(None, "double"), QUOTIENT, zone="UTC")
-    assert msgspec.json.decode(msgspec.json.encode(tree), type=Expression) == tree
 
 
 @pytest.mark.parametrize("pattern", [r"\p{L}+", "[a&&[b]]", "(?m)^a$", "a(?i)b", r"\R", "(unclosed"])

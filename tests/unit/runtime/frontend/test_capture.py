@@ -72,20 +72,14 @@ def question_of(analyses: dict[str, str]) -> str:
     return bytes(question).decode()
 
 
-def test_schema_is_asked_once_and_answered_from_then_on() -> None:
-    question = question_of({})
-    assert schema_of(capture(answered(question))) == ["country", "amount"]
-
-
-def test_question_is_the_same_in_every_run_and_names_neither_source_nor_hint() -> None:
+def test_question_is_the_same_in_every_run_and_asked_once() -> None:
     question = question_of({})
     assert question_of({}) == question
     relation = msgspec.json.decode(question, type=AnalysisRequest).relation
     assert b"replay" not in relation
     assert b"uid" not in relation
-
-
-def test_program_that_asks_something_else_in_its_second_run_is_refused() -> None:
+    question = question_of({})
+    assert schema_of(capture(answered(question))) == ["country", "amount"]
     with pytest.raises(PlanError, match="another plan each time"):
         schema_of(capture({"0" * 64: "{}"}))
 

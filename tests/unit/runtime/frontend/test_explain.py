@@ -81,13 +81,10 @@ def test_frame_shows_operators_with_uid_parallelism_edges_and_state() -> None:
     ]
 
 
-def test_aggregation_reads_its_input_as_it_is_if_that_has_just_its_columns() -> None:
+def test_aggregation_reads_its_input_and_an_operator_of_another_parallelism_has_the_edge_of_the_job() -> None:
     rows = msgspec.structs.replace(ROWS, expressions=(Column(0, "string"), Column(1, "long")))
     text = text_of(SOURCE, rows, COUNT, hints={8: {"uid": "orders"}})
     assert "(2) aggregate, uid orders, parallelism 2\n    input: (1) HASH by country" in text
-
-
-def test_operator_of_another_parallelism_is_shown_with_the_edge_of_the_job() -> None:
     project = Project(columns=COLUMNS, inputs=(0,), plan_id=8, expressions=(Column(0, "string"), Column(1, "long")))
     assert "input: (1) REBALANCE" in text_of(SOURCE, project, hints={8: {"parallelism": "3"}})
     assert "input: (1) FORWARD" in text_of(SOURCE, project, hints={8: {"uid": "picked"}})

@@ -40,14 +40,11 @@ def test_a_pipeline_that_prints_much_is_planned(tmp_path: Path) -> None:
     assert plan(tmp_path, noise) is None
 
 
-def test_planning_that_needs_too_much_memory_fails_and_names_the_option(tmp_path: Path) -> None:
+def test_too_much_memory_or_too_large_a_plan_fails_and_names_the_limit(tmp_path: Path) -> None:
     failure = plan(tmp_path, "self = bytearray(1 << 30)", memory_bytes=256 << 20)
     assert failure is not None
     assert failure.type == "MemoryError"
     assert "jobmanager.planning.memory" in failure.message
-
-
-def test_a_plan_that_is_too_large(tmp_path: Path) -> None:
     failure = plan(tmp_path, "spark.conf.set('acme.x', 'x' * (20 << 20))")
     assert failure is not None
     assert "larger than the 8388608 allowed" in failure.message

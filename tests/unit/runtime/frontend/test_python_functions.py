@@ -36,16 +36,15 @@ def test_function_has_the_same_number_each_time_that_a_plan_mentions_it() -> Non
     assert [functions.number_of(function), functions.number_of(len), functions.number_of(function)] == [0, 1, 0]
 
 
-def test_functions_of_one_kind_are_called_together_and_equal_calls_once(known: CapturedFunctions) -> None:
+def test_functions_of_one_kind_are_called_together_and_equal_deterministic_calls_once(known: CapturedFunctions) -> None:
     steps, trees = separated([call(0, FIRST), call(1, FIRST), call(0, FIRST)], 2, known)
     assert [len(step.functions) for step in steps] == [2]
     assert trees == [Column(2, "long"), Column(3, "long"), Column(2, "long")]
-
-
-def test_function_that_is_not_deterministic_is_called_for_each_mention(known: CapturedFunctions) -> None:
     steps, trees = separated([call(0, deterministic=False), call(0, deterministic=False)], 1, known)
     assert len(steps[0].functions) == 2
     assert trees == [Column(1, "long"), Column(2, "long")]
+    steps, _ = separated([call(0, FIRST, kind=ITERATOR), call(1, FIRST, kind=ITERATOR)], 1, known)
+    assert [len(step.functions) for step in steps] == [1, 1]
 
 
 def test_nested_functions_are_one_call_unless_another_expression_is_between_them(known: CapturedFunctions) -> None:
@@ -56,11 +55,6 @@ def test_nested_functions_are_one_call_unless_another_expression_is_between_them
     assert [len(step.functions) for step in steps] == [1, 1]
     assert steps[1].arguments == [Call("Add", (Column(1, "long"), Literal("1", "long")), "long")]
     assert trees == [Column(2, "long")]
-
-
-def test_functions_of_iterators_are_called_one_by_one(known: CapturedFunctions) -> None:
-    steps, _ = separated([call(0, FIRST, kind=ITERATOR), call(1, FIRST, kind=ITERATOR)], 1, known)
-    assert [len(step.functions) for step in steps] == [1, 1]
 
 
 def test_named_argument_reaches_the_function_by_its_name(known: CapturedFunctions) -> None:

@@ -59,11 +59,8 @@ def test_queries_over_one_stream_with_and_without_an_end_are_refused() -> None:
         source_of({"available_now": True}, {})
 
 
-def test_source_that_always_ends_keeps_its_options() -> None:
+def test_source_that_ends_or_reads_json_has_the_options_of_the_session() -> None:
     assert dict(source_of({"available_now": True}, source="replay").options) == {"path": "/data"}
-
-
-def test_json_is_read_in_the_time_zone_of_the_session() -> None:
     assert source_of({}, source="json", zone="Europe/Vienna").options["timeZone"] == "Europe/Vienna"
     assert source_of({}, source="json").options["timeZone"] == "UTC"
 

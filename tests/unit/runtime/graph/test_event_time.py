@@ -11,7 +11,7 @@ import pytest
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.graph.compiler import compile_plan
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.event_time import event_time_column, has_watermark
+from ckpt_runtime.graph.event_time import event_time_column, has_watermark, uses_event_time
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.output_schemas import join_output_schema
@@ -19,7 +19,9 @@ from ckpt_runtime.graph.specs import (
     Aggregate,
     AggregateSpec,
     ConditionSpec,
+    DeduplicateSpec,
     EvaluateSpec,
+    GroupSpec,
     JoinSide,
     JoinSpec,
     MapInArrowSpec,
@@ -164,3 +166,30 @@ def test_a_watermark_between_a_processor_and_a_join_is_refused(rows: Rows) -> No
     Rows(rows.plan, joined).sink()
     with pytest.raises(PlanError, match=r"withWatermark: operator 'late' .* directly after load\(\)"):
         compile_plan(rows.plan)
+
+
+LEFT = JoinSide(SCHEMA, ("id",))
+TIMED = JoinSide(SCHEMA, ("id",), "at")
+
+
+@pytest.mark.parametrize(
+    ("spec", "uses"),
+    [
+        (ConditionSpec(POSITIVE), False),
+        (AggregateSpec(("id",), (Aggregate("count", None, "n"),)), False),
+        (GroupSpec(SCHEMA, ("id",), (), "update"), False),
+        (GroupSpec(SCHEMA, ("id", "at"), (), "update", "at"), True),
+        (GroupSpec(SCHEMA, ("id",), (), "append", session=("start", "end")), True),
+        (GroupSpec(SCHEMA, ("id",), (), "complete"), True),
+        (JoinSpec("inner", LEFT, LEFT), False),
+        (JoinSpec("inner", LEFT, JoinSide(SCHEMA, ("id",), late_by="at")), True),
+        (JoinSpec("inner", TIMED, TIMED, (0, 1)), True),
+        (DeduplicateSpec(SCHEMA, ("id",)), False),
+        (DeduplicateSpec(SCHEMA, ("id",), "at"), True),
+        (SinkSpec("noop"), False),
+        (SinkSpec("noop", table=SCHEMA), True),
+        (WatermarkSpec("at", 0), True),
+    ],
+)
+def test_operator_uses_event_time_where_rows_may_be_late_or_wait_for_a_watermark(spec: Any, uses: bool) -> None:
+    assert uses_event_time(spec) is uses

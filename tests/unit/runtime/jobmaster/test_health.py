@@ -11,11 +11,11 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsTracker, SubtaskStats
-from ckpt_runtime.contract.jobs import Backpressure
+from ckpt_runtime.contract.jobs import Backpressure, BackpressureHealth, CheckpointHealth, JobHealth
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.executions import subtask_pressure, vertex_pressure
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState, JobDetails, JobOverview, SubtaskDetails, VertexDetails
-from ckpt_runtime.jobmaster.health import HealthVerdict, JobHealth, job_health
+from ckpt_runtime.jobmaster.health import HealthVerdict, job_health
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
 
@@ -123,13 +123,13 @@ def test_healthy_job_makes_its_checkpoints_or_needs_none() -> None:
     assert job.health().verdict is HealthVerdict.HEALTHY
     found = Job().completed().completed(400).pressed(0.1, 0.2).health()
     assert (found.verdict, found.reasons) == (HealthVerdict.HEALTHY, ())
-    assert (found.success_rate, found.ended, found.checkpoint_age_ms) == (1.0, 2, 400)
-    assert (found.backpressure, found.backpressured_vertex) == (0.2, "Source")
+    assert found.checkpoints == CheckpointHealth(1.0, 2, 400)
+    assert found.backpressure == BackpressureHealth(0.2, "Source")
 
 
 def test_some_failures_degrade_and_nothing_but_failures_is_unhealthy() -> None:
     job = Job().completed().failed()
-    assert (job.health().verdict, job.health().success_rate) == (HealthVerdict.DEGRADED, 0.5)
+    assert (job.health().verdict, job.health().checkpoints.success_rate) == (HealthVerdict.DEGRADED, 0.5)
     assert job.health().reasons == ("1 of the last 2 checkpoints have failed",)
     only = Job(running_ms=1_000).failed().failed().health()
     assert (only.verdict, only.reasons) == (HealthVerdict.UNHEALTHY, ("none of the last 2 checkpoints has completed",))
@@ -137,12 +137,12 @@ def test_some_failures_degrade_and_nothing_but_failures_is_unhealthy() -> None:
 
 @pytest.mark.parametrize("reason", [Reason.CHECKPOINT_SUBSUMED, Reason.CHECKPOINT_COORDINATOR_SUSPEND])
 def test_aborts_without_a_fault_of_the_job_do_not_lower_the_success_rate(reason: Reason) -> None:
-    assert Job().completed().failed(reason).health().success_rate == 1.0
+    assert Job().completed().failed(reason).health().checkpoints.success_rate == 1.0
 
 
 def test_savepoints_do_not_count_for_the_health_of_a_job() -> None:
     found = Job().completed().failed(kind=CheckpointType.SAVEPOINT).health()
-    assert (found.verdict, found.ended) == (HealthVerdict.HEALTHY, 1)
+    assert (found.verdict, found.checkpoints.ended) == (HealthVerdict.HEALTHY, 1)
 
 
 @pytest.mark.parametrize(("ago_ms", "verdict"), [(LATE, HealthVerdict.HEALTHY), (LATE + 1, HealthVerdict.UNHEALTHY)])
@@ -217,5 +217,5 @@ def test_job_with_idle_ended_or_briefly_stuck_subtasks_is_healthy(quiet: Subtask
 )
 def test_job_that_does_not_run_is_judged_by_its_state(status: JobStatus, verdict: HealthVerdict) -> None:
     found = Job(status).failed().health()
-    assert (found.verdict, found.status) == (verdict, status)
+    assert (found.verdict, found.state) == (verdict, status)
     assert bool(found.reasons) is (verdict is not HealthVerdict.HEALTHY)

@@ -398,14 +398,11 @@ def test_late_rows_are_dropped_as_pyspark_drops_them(harness: type[Harness], uni
     assert run.operator.late_rows_dropped == dropped == 6
 
 
-def test_rows_without_event_time_are_never_late(harness: type[Harness]) -> None:
+def test_rows_are_never_late_without_event_time_or_in_other_time_modes(harness: type[Harness]) -> None:
     run = harness(late_dropper())
     run.watermark(50_000)
     assert [r["what"] for r in run.process(timed("ms", ("x", None, "a"), ("x", 1, "late")))] == ["a"]
     assert [r["what"] for r in run.process(timed("ms", ("x", None, "b")))] == ["b"]
-
-
-def test_rows_are_not_late_in_other_time_modes(harness: type[Harness]) -> None:
     run = harness(late_dropper("ProcessingTime"))
     run.watermark(50_000)
     assert [r["what"] for r in run.process(timed("ms", ("x", 1, "a")))] == ["a"]
@@ -445,7 +442,7 @@ def test_fields_of_a_row_are_read_by_any_name_and_at_any_time_of_garbage_collect
     gc.set_threshold(1, 1, 1)
     try:
         for _ in range(20):
-            made = tuple.__new__(row_class(["k", "a name", "count", "k"]), (1, 2, 3, 4))
+            made = tuple.__new__(row_class(("k", "a name", "count", "k")), (1, 2, 3, 4))
             assert (made.k, getattr(made, "a name"), made["count"], made[2]) == (1, 2, 3, 3)
             assert made.count(4) == 1, "a method of Row stays one"
             with pytest.raises(PySparkRuntimeError, match="READ_ONLY"):

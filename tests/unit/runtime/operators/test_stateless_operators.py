@@ -273,14 +273,11 @@ def test_the_time_of_the_last_batch_is_left_to_the_next_run(harness: type[Harnes
     assert harness(WatermarkOperator(spec), lists=run.lists()).take() == [("watermark", 9000), ("coming", 19_000, -1)]
 
 
-def test_the_end_of_data_ends_the_last_range(harness: type[Harness]) -> None:
+def test_last_range_ends_with_the_data_and_one_without_event_time_moves_nothing(harness: type[Harness]) -> None:
     run = harness(by_ranges())
     run.process(at(10))
     run.process(at(4))
     assert run.watermark(MAX_WATERMARK) == [("watermark", 9000), ("watermark", MAX_WATERMARK)]
-
-
-def test_a_range_of_rows_without_event_time_moves_nothing(harness: type[Harness]) -> None:
     run = harness(by_ranges())
     run.process(pa.record_batch({"t": pa.array([None], pa.timestamp("ms", "UTC"))}))
     assert run.end_of_range() == ["end of range"]
@@ -300,21 +297,15 @@ def test_a_pipeline_with_another_event_time_continues(harness: type[Harness]) ->
     assert ranges.end_of_range() == [("watermark", 19_000), "end of range"]
 
 
-def test_operator_without_a_watermark_restores_none(harness: type[Harness]) -> None:
+def test_watermark_is_restored_at_the_same_parallelism_but_not_the_final_one(harness: type[Harness]) -> None:
     lists = harness(WatermarkOperator(WatermarkSpec("t", 0))).lists()
     assert [state.items for state in lists] == [()]
     assert harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=lists).take() == []
-
-
-def test_final_watermark_is_not_restored_but_the_one_before_it(harness: type[Harness]) -> None:
     run = harness(WatermarkOperator(WatermarkSpec("t", 0)))
     run.process(at(3))
     run.watermark(MAX_WATERMARK)
     assert harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=run.lists()).take() == [("watermark", 3000)]
-
-
-def test_watermark_starts_again_at_another_parallelism(harness: type[Harness]) -> None:
-    """Rows of a slower subtask may come here; behind this one's watermark they would be late."""
+    # Rows of a slower subtask may come here; behind this one's watermark they would be late.
     lists = (OperatorListState("watermark", OperatorStateMode.SPLIT, ({"ms": 9000, "parallelism": 2},)),)
     restored = harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=lists)
     assert restored.take() == []

@@ -69,11 +69,11 @@ def test_which_keys_are_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     close.add(range(5_000))
     far.add(range(0, 5_000_000, 1_000))
     with monkeypatch.context() as patch:
-        patch.setattr(module, "find_or_insert_int64", refuse)
+        patch.setattr(module.kernels, "find_or_insert_int64", refuse)
         close.add(shuffled(range(60_000)))
         close.add(shuffled(range(200_000)))
     with monkeypatch.context() as patch:
-        patch.setattr(module, "find_or_insert_direct", refuse)
+        patch.setattr(module.kernels, "find_or_insert_direct", refuse)
         far.add(range(0, 10_000_000, 1_000))
 
 

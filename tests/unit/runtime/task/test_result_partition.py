@@ -144,6 +144,18 @@ class TestBuffers:
         part.flush_due(1_000 + EARLY_PAUSE_MS)
         assert out.elements == [[1], [2, 3]]
 
+    def test_rows_for_a_drained_channel_wait_for_others_while_the_thread_is_busy(self, kit: TaskKit) -> None:
+        out = kit.Sent()
+        out.is_drained = True
+        part = partition(Partitioning.FORWARD, [out], now_ms=lambda: 1_000.0)
+        part.emit(kit.rows(1))
+        assert not part.flush_due(1_010, early=False)
+        part.emit(kit.rows(2))
+        assert part.flush_due(1_010)
+        part.emit(kit.rows(3))
+        assert part.flush_due(1_100, early=False)
+        assert out.elements == [[1, 2], [3]]
+
     def test_watermark_leaves_early_only_when_all_receivers_have_processed_everything(self, kit: TaskKit) -> None:
         outs = [kit.Sent(), kit.Sent()]
         part = partition(Partitioning.REBALANCE, outs, now_ms=lambda: 1_000.0)
@@ -202,6 +214,17 @@ class TestBuffers:
         part.emit(kit.rows(2))
         part.flush()
         assert out.elements == [[1], Watermark(5), [2]]
+
+    def test_rows_of_two_ranges_share_a_buffer_where_no_consumer_uses_event_time(self, kit: TaskKit) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.HASH, [out], keys=("n",), buffer_timeout_ms=1_000)
+        part.cut_by_ranges = False
+        part.emit(kit.rows(1))
+        part.emit_watermark(5)
+        part.emit_end_of_range()
+        part.emit(kit.rows(2))
+        part.flush()
+        assert out.elements == [[1, 2], Watermark(5)]
 
     def test_end_of_a_range_is_between_its_rows_and_the_next_ones(self, kit: TaskKit) -> None:
         out = kit.Sent()

@@ -148,3 +148,25 @@ class TestWakeup:
         wakeup.cancel()
         wakeup.wake()
         assert not wakeup._event.is_set()
+
+
+def test_thread_lets_buffers_fill_while_it_has_work_and_sends_them_before_it_sleeps(kit: TaskKit) -> None:
+    script = [kit.rows(1), kit.rows(2), kit.rows(3)]
+    woken = Woken(kit, source=script, buffer_timeout_ms=60_000)
+    sent = threading.Event()
+    out = woken.bench.out
+    out.is_drained = True
+    woken.bench.subtask.fills_buffers = True
+    send = out.send_batch
+
+    def noted(batch: Any) -> None:
+        send(batch)
+        sent.set()
+
+    out.send_batch = noted
+    thread = TaskThread("t", [woken.bench.subtask], woken.wakeup)
+    thread.start()
+    assert sent.wait(TIMEOUT_S)
+    assert out.elements == [[1, 2, 3]]
+    woken.mail(woken.bench.subtask.cancel)
+    assert thread.join(TIMEOUT_S)

@@ -143,7 +143,7 @@ def test_a_key_that_leaves_the_cache_while_a_snapshot_s_keys_are_learned_is_not_
 
 def test_a_snapshot_of_nothing_new_has_nothing_to_write(backend: KeyedStateBackend) -> None:
     table: Any = backend.aggregate_table("a", KEY, COLUMNS)
-    assert table.freeze() is None
+    assert table.changes() == []
     add(backend, 0, 10)
-    assert len(list(table.freeze().puts())) == 10
-    assert table.freeze() is None
+    assert len(list(table.changes()[0].puts())) == 10
+    assert table.changes() == []

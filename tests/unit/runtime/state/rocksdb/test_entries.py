@@ -70,9 +70,8 @@ def test_frozen_entries_are_read_until_the_database_has_them() -> None:
     table = Table()
     entries = cache_of(table, 2)
     entries.put(1, ["a"])
-    frozen = entries.freeze()
-    assert frozen is not None
-    assert entries.freeze() is None
+    [frozen] = entries.freeze()
+    assert entries.freeze() == []
     for _ in range(3):  # forgotten as unused
         entries.put(2, "x")
         entries.put(3, "y")
