@@ -57,10 +57,15 @@ def _measured(job: BenchmarkJob, options: argparse.Namespace) -> dict[str, float
     job.file("begin").touch()
     job.let_run(options.seconds)
     rate = (job.report().total("rows") - before) / options.seconds
-    documents = [json.loads(file.read_text()) for file in job.file("begin").parent.glob("ages-*.json")]
+    documents = read_ages(job.file("begin").parent)
     if len(documents) != options.parallelism:
         raise BenchmarkError(f"{len(documents)} of {options.parallelism} subtasks have measured ages")
     return _figures(documents, rate, options)
+
+
+def read_ages(directory: Path) -> list[dict[str, Any]]:
+    """What each subtask has counted there."""
+    return [json.loads(file.read_text()) for file in directory.glob("ages-*.json")]
 
 
 def _distribution(directory: str) -> Path:
@@ -96,17 +101,23 @@ def _java(*command: str) -> str:
 
 
 def _figures(documents: Sequence[dict[str, Any]], rate: float, options: argparse.Namespace) -> dict[str, float]:
-    counts = np.sum([document["counts"] for document in documents], axis=0)
     if rate < 0.9 * options.rows_per_s:
         raise BenchmarkError(f"the job kept up with {rate:,.0f} of {options.rows_per_s:,} rows/s only")
+    return {**percentiles(documents), "rows_per_s": round(rate)}
+
+
+def percentiles(documents: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The latencies of all rows that subtasks have counted. Raises BenchmarkError if there are none."""
+    counts = np.sum([document["counts"] for document in documents], axis=0)
+    if not np.any(counts):
+        raise BenchmarkError("no row was measured")
     progress(f"measured {int(counts.sum()):,} rows")
     edges = 10 ** ((np.arange(len(counts)) + 1) / BUCKETS_PER_DECADE) / 1_000
     ranks = np.cumsum(counts) / counts.sum()
     figures = {}
     for part in (50, 95, 99):
         figures[f"latency_ms_p{part}"] = round(float(edges[np.searchsorted(ranks, part / 100)]), 2)
-    greatest = max(document["max"] for document in documents)
-    return {**figures, "latency_ms_max": greatest / 1_000, "rows_per_s": round(rate)}
+    return {**figures, "latency_ms_max": max(document["max"] for document in documents) / 1_000}
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@ Each query runs twice: over ``--check-events`` events into Parquet, where DuckDB
 ``--events`` without a sink, which is measured from RUNNING to the end, with a checkpoint per second, exactly once.
 ``events_per_s_core`` is by processor seconds of all processes. Flink runs each query in turn with ours, ``--rounds``
 times, and the figures are those of the run with the median of processor seconds; Spark runs them once, behind ours.
+
+With ``--rate half`` each query runs once more, at half of the rate that it has reached: from when its last event is due
+by the clock to when a row has come out are ``latency_ms_p50`` and ``latency_ms_p99``.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import tempfile
 import time
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -22,10 +26,11 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks.harness import BenchmarkError, emit, parser_for, positive_int, progress, run_main
+from benchmarks.latency import percentiles, read_ages
 from benchmarks.nexmark.chart import Queries, write_chart
 from benchmarks.nexmark.expected import EVENTS, Expected
 from benchmarks.nexmark.flink.peer import CHECKED_EVENTS, CHECKED_PER_S, FlinkPeer
-from benchmarks.nexmark.generator import EVENTS_PER_S
+from benchmarks.nexmark.generator import EVENTS_PER_S, GROUP
 from benchmarks.nexmark.pipeline.queries import QUERIES
 from benchmarks.nexmark.processes import CpuTime, Timed, own_processes
 from benchmarks.process_tree import PeakMemory
@@ -36,8 +41,20 @@ NAME = "nexmark"
 _PIPELINE = Path(__file__).resolve().parent / "pipeline"
 _TIMEOUT_S = 1_800
 _PEERS = {"spark": "Structured Streaming", "flink": "Flink SQL"}
+_SPLIT_S = 0.01
+"""The time by the clock of a reader's split at half of the rate: readers take turns."""
+_LATE_S = 3.0
+"""How much longer than its events come a query may take, with its last checkpoint."""
 _CHECKED_S = 40
 """The event time of the compared events: three windows of ten seconds end within it."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Events come at this rate by the clock from when the job is RUNNING; the file ``begin`` then has the time."""
+
+    rate: int
+    begin: Path
 
 
 def main() -> None:
@@ -48,6 +65,9 @@ def main() -> None:
     parser.add_argument("--check-events", type=positive_int, default=400_000, help="events of the compared result")
     parser.add_argument("--events-per-split", type=positive_int, default=20_000, help="events that one reader reads")
     parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks, cores and shuffle partitions")
+    parser.add_argument("--rate", choices=("full", "half"), default="full", help="half measures latency, too")
+    seconds = "length of the run at half of the rate"
+    parser.add_argument("--seconds", type=positive_int, default=20, help=seconds)
     incremental = "whether a checkpoint on our side has only what has changed"
     parser.add_argument("--incremental", action=BooleanOptionalAction, default=True, help=incremental)
     parser.add_argument("--peer", choices=("none", *_PEERS), default="none", help="the system to compare with")
@@ -106,6 +126,8 @@ def _measured(names: list[str], options: Namespace, directory: Path) -> dict[str
             found[name] = _figures(options.events, _median(ours)) | {"checked": checked}
             if theirs:
                 _add_peer(found[name], options.events, _median(theirs))
+            if options.rate == "half":
+                found[name] |= at_half_rate(cluster, name, found[name]["events_per_s"] // 2, options, directory / name)
             progress(f"{name}: {found[name]}")
     if options.peer == "spark":
         from benchmarks.nexmark.spark_peer import SparkPeer
@@ -115,6 +137,20 @@ def _measured(names: list[str], options: Namespace, directory: Path) -> dict[str
                 _add_peer(found[name], options.events, peer.run(name))
                 progress(f"{name}: {found[name]}")
     return found
+
+
+def at_half_rate(cluster: MiniCluster, name: str, rate: int, options: Namespace, directory: Path) -> dict[str, float]:
+    """Runs a query while so many events come in a second. Raises BenchmarkError if it does not keep up."""
+    directory.mkdir()
+    per_split = max(round(rate * _SPLIT_S / GROUP), 1) * GROUP
+    events = rate * options.seconds // GROUP * GROUP
+    given = Namespace(**vars(options) | {"events_per_split": per_split})
+    run = in_engine(cluster, name, events, EVENTS_PER_S, given, None, pace=Pace(rate, directory / "begin"))
+    if run.seconds > events / rate + _LATE_S:
+        raise BenchmarkError(f"{name} took {run.seconds:.1f} s for events of {events / rate:.1f} s")
+    figures = percentiles(read_ages(directory))
+    figures = {key: figures[key] for key in ("latency_ms_p50", "latency_ms_p99")}
+    return figures | {"half_events_per_s": rate, "half_events_per_s_core": round(events / run.cpu_s)}
 
 
 def check_flink(flink: FlinkPeer, names: list[str]) -> None:
@@ -159,12 +195,14 @@ def in_engine(
     output: Path | None,
     *,
     beside: FlinkPeer | None = None,
+    pace: Pace | None = None,
 ) -> Timed:
     """Runs a query to its end, with a checkpoint per second. Planning and the start of processes are not measured.
 
     The processor time of a peer that waits beside it is not counted.
     """
     arguments = [name, str(events), str(options.events_per_split), str(per_second), str(output or "")]
+    arguments += ["", ""] if pace is None else [str(pace.rate), str(pace.begin)]
     configuration = {
         "execution.checkpointing.interval": "1 s",
         "execution.checkpointing.incremental": str(options.incremental).lower(),
@@ -178,6 +216,10 @@ def in_engine(
         parallelism=options.parallelism,
     )
     cluster.wait_for_status(job, JobStatus.RUNNING, JobStatus.FINISHED)
+    if pace is not None:
+        written = pace.begin.with_suffix(".part")
+        written.write_text(str(time.time()))
+        written.rename(pace.begin)
     start = time.monotonic()
     with CpuTime(lambda: own_processes(without=beside.process if beside is not None else None)) as cpu:
         cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=_TIMEOUT_S, clean_up=False)

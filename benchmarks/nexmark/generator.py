@@ -80,6 +80,12 @@ KINDS = {"person": PERSON, "auction": AUCTION, "bid": BID}
 Hashes = npt.NDArray[np.uint64]
 
 
+def place_of(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The places, in the order of arrival, of the events with these numbers, which are in the order of event time."""
+    within = numbers % GROUP
+    return numbers - within + within * pow(_ARRIVAL_STEP, -1, GROUP) % GROUP
+
+
 def mixed(values: Hashes) -> Hashes:
     """Returns the splitmix64 hash of each value."""
     with np.errstate(over="ignore"):

@@ -31,38 +31,46 @@ def stamp(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"row": batch.column("row"), "made_us": pa.array(made)})
 
 
+class Ages:
+    """Counts ages in microseconds, and writes how many there are of each into a file of a directory now and then."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / f"ages-{uuid.uuid4().hex}.json"
+        self._counts = np.zeros(BUCKETS_PER_DECADE * DECADES, dtype=np.int64)
+        self._greatest = 0
+        self._report_at = 0.0
+
+    def count(self, ages: np.ndarray) -> None:
+        """Counts an age for each row, if there are any; one below a microsecond counts as one."""
+        if len(ages):
+            buckets = (np.log10(np.maximum(ages, 1)) * BUCKETS_PER_DECADE).astype(np.int64)
+            np.add.at(self._counts, np.minimum(buckets, len(self._counts) - 1), 1)
+            self._greatest = max(self._greatest, int(ages.max()))
+        if time.monotonic() >= self._report_at:
+            self._report_at = time.monotonic() + REPORT_EVERY_S
+            written = self._file.with_suffix(".part")
+            written.write_text(json.dumps({"counts": self._counts.tolist(), "max": self._greatest}))
+            written.rename(self._file)
+
+
 class Measure:
-    """Counts the ages of rows from when the file ``begin`` exists, and writes them now and then; passes the rows on."""
+    """Counts the ages of rows from when the file ``begin`` exists; passes the rows on."""
 
     def __init__(self, directory: str) -> None:
         self._directory = Path(directory)
-        self._file = self._directory / f"ages-{uuid.uuid4().hex}.json"
-        self._counts = np.zeros(BUCKETS_PER_DECADE * DECADES, dtype=np.int64)
-        self._greatest = 0
+        self._ages = Ages(self._directory)
         self._begun = False
-        self._report_at = 0.0
+        self._look_at = 0.0
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             ages = now_us() - batch.column("made_us").to_numpy()
             if self._begun:
-                ages = np.maximum(ages, 1)
-                buckets = (np.log10(ages) * BUCKETS_PER_DECADE).astype(np.int64)
-                np.add.at(self._counts, np.minimum(buckets, len(self._counts) - 1), 1)
-                self._greatest = max(self._greatest, int(ages.max()))
-            if time.monotonic() >= self._report_at:
-                self._report_at = time.monotonic() + REPORT_EVERY_S
-                self._report()
+                self._ages.count(ages)
+            elif time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + REPORT_EVERY_S
+                self._begun = (self._directory / "begin").exists()
             yield pa.record_batch({"row": batch.column("row")})
-
-    def _report(self) -> None:
-        if not self._begun:
-            self._begun = (self._directory / "begin").exists()
-            return
-        text = json.dumps({"counts": self._counts.tolist(), "max": self._greatest})
-        written = self._file.with_suffix(".part")
-        written.write_text(text)
-        written.rename(self._file)
 
 
 def pipeline(spark: SparkSession, report: str, rows_per_s: str) -> None:

@@ -131,28 +131,35 @@ def test_program_of_sparks_suites_gives_the_rows_of_spark(
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
-@pytest.mark.parametrize("name", ["windows_of_late_rows", "processor_of_late_rows"])
-def test_runs_that_are_cancelled_between_rows_of_a_batch_and_continued_give_the_rows_of_spark(
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("windows_of_late_rows", "processor_of_late_rows"),
+        *("windows_of_a_union_with_late_rows", "union_of_windows_of_late_rows"),
+    ],
+)
+def test_runs_that_are_cancelled_between_rows_of_a_batch_and_continued_with_other_subtasks_give_the_rows_of_spark(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path, name: str, backend: str
 ) -> None:
     program = PROGRAMS[name]
     write(program, tmp_path)
 
-    def run(**rates: str) -> str:
+    def run(parallelism: int, **rates: str) -> str:
         return cluster.submit(
             PIPELINES / "acceptance_batches.py",
             entry="acceptance_batches:paced",
             arguments=[name, str(tmp_path), str(tmp_path / "engine")],
             configuration=fast(restart_strategy__type="none", state__backend__type=backend, **rates),
-            parallelism=2,
+            parallelism=parallelism,
         )
 
-    for _ in range(3):
-        job = run(pipeline__source__rates="rows:3")
+    paced = ",".join(f"{each}:3" for each in program.inputs)
+    for parallelism in (2, 3, 1):
+        job = run(parallelism, pipeline__source__rates=paced)
         cluster.wait_for_checkpoints(job, 4)
         cluster.call(cluster.dispatcher.cancel_job(job))
         cluster.wait_for_status(job, JobStatus.CANCELED)
-    cluster.wait_for_status(run(), JobStatus.FINISHED)
+    cluster.wait_for_status(run(2), JobStatus.FINISHED)
     assert ("rows", rows(program, tmp_path / "engine")) == in_spark(spark, program, tmp_path)
 
 

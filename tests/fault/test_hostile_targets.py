@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ckpt_runtime.sinks import CommitOutcome
 from ckpt_runtime.testing.mini_cluster import ClusterTimeoutError, MiniCluster
 from tests.support.jobs import skip_unless_root
 from tests.support.object_store import ObjectStore, object_store
 from tests.support.sink_targets import ROWS, Numbers, numbers_once, target
+from tests.unit.runtime.connectors.test_spark_files import ArrowWrite, World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -124,6 +126,45 @@ def test_job_outlives_a_disk_that_takes_no_writes(
 ) -> None:
     with _small_disk(tmp_path / "target"), target(format_, tmp_path) as place:
         _survives(Numbers(cluster, format_, place, tmp_path), lambda: fault(tmp_path / "target"), reason)
+
+
+@pytest.mark.row("ends.5")
+@pytest.mark.parametrize(("fault", "reason"), [(_full, "No space left"), (_forbidden, "not permitted")])
+@pytest.mark.parametrize("written", [False, True])
+def test_files_of_sparks_writer_are_there_once_when_their_disk_takes_no_writes_for_a_while(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[Path], AbstractContextManager[Any]],
+    reason: str,
+    written: bool,
+) -> None:
+    """From before Spark writes on, and from then on when only names have to be changed, which a full disk allows."""
+    out = tmp_path / "out"
+    with _small_disk(out):
+        world = World(tmp_path)
+        with ExitStack() as faults, monkeypatch.context() as patched:
+            write = ArrowWrite.to
+
+            def meets_fault(self: ArrowWrite, frame: Any, directory: str) -> None:
+                if written:
+                    write(self, frame, directory)
+                faults.enter_context(fault(out))
+                if not written:
+                    write(self, frame, directory)
+
+            patched.setattr(ArrowWrite, "to", meets_fault)
+            if written and fault is _full:
+                assert world.commit(0) is CommitOutcome.COMMITTED
+            else:
+                with pytest.raises(OSError, match=reason):
+                    world.commit(0)
+                patched.undo()
+                with pytest.raises(OSError, match=reason):
+                    world.commit(1)
+                assert list(out.glob("part=*")) == []  # nothing is visible
+        repeated = CommitOutcome.ALREADY_COMMITTED if written and fault is _full else CommitOutcome.COMMITTED
+        assert world.commit(2) is repeated
+        assert (world.rows(), world.left()) == ([0, 1, 2, 3], [])
 
 
 _ANSWERS: dict[str, tuple[dict[str, Any], str]] = {

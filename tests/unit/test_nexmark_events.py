@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from benchmarks.harness import BenchmarkError
 from benchmarks.nexmark.chart import bars, write_chart
 from benchmarks.nexmark.flink.peer import distribution
-from benchmarks.nexmark.generator import EVENT, EVENTS_PER_S, GROUP, KINDS, START_US, Generator
+from benchmarks.nexmark.generator import EVENT, EVENTS_PER_S, GROUP, KINDS, START_US, Generator, place_of
 from benchmarks.nexmark.pipeline.events import NexmarkSource
 from ckpt_runtime.sources import Split, SplitRows
 
@@ -31,6 +32,20 @@ def read(split: Split, position: Any, most_rows: int) -> list[SplitRows]:
 
 def table(parts: list[SplitRows]) -> pa.Table:
     return pa.Table.from_batches([part.batch for part in parts if part.batch is not None])
+
+
+def test_events_with_a_rate_are_read_when_they_are_due(tmp_path: Path) -> None:
+    begin = tmp_path / "begin"
+    options = OPTIONS | {"rate": "1000", "begin": str(begin)}
+    reader = NexmarkSource(options).open_reader(EVENT, subtask=0, parallelism=1)
+    reader.add(Split("0", {"end": 2_000}), None)
+    assert reader.read(5_000) is None
+    begin.write_text(str(time.time() - 0.5))
+    rows = reader.read(5_000)
+    assert rows is not None
+    assert rows.position >= 500
+    begun = float(begin.read_text())
+    assert rows.position <= (time.time() - begun) * 1_000
 
 
 def test_events_have_the_published_proportions_and_references_to_rows_that_exist_or_will_soon() -> None:
@@ -58,6 +73,7 @@ def test_arrival_differs_from_event_time_within_a_group_only() -> None:
     events = Generator().events(0, 3 * GROUP)
     times = pc.coalesce(*(pc.struct_field(events[kind], "dateTime") for kind in KINDS))
     numbers = (np.asarray(times.cast(pa.int64())) - START_US) * EVENTS_PER_S // 1_000_000
+    assert np.array_equal(place_of(numbers), np.arange(3 * GROUP))
     assert not np.array_equal(numbers, np.sort(numbers))
     for group in range(3):
         own = numbers[group * GROUP : (group + 1) * GROUP]

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.nexmark.generator import EVENT, EVENTS_PER_S, GROUP, Generator
+from benchmarks.nexmark.generator import EVENT, EVENTS_PER_S, GROUP, START_US, Generator, place_of
+from benchmarks.pipelines.latency import Ages
 from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
+
+UNMEASURED_S = 5.0
+"""Seconds by the clock after which latencies are counted."""
 
 
 class NexmarkSource(Source):
     """Format ``nexmark``: rows of :data:`EVENT`. It ends behind ``events`` of them, which are whole groups.
 
     A split holds ``eventsPerSplit`` events in a row, and ``splitsPerRange`` splits are found at one time.
-    ``eventsPerSecond`` is the rate of events in event time.
+    ``eventsPerSecond`` is the rate of events in event time. With a ``rate``, so many events are due in a second by the
+    clock, from the time that the file ``begin`` holds, and none is made before it is due.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -24,6 +31,7 @@ class NexmarkSource(Source):
         self.events = self._number("events", "1000000")
         self.per_split = self._number("eventsPerSplit", "100000")
         self.splits = self._number("splitsPerRange", "2")
+        self.due = Due(Path(options["begin"]), self._number("rate", "0")) if options.get("begin") else None
         self.generator = Generator(self._number("eventsPerSecond", str(EVENTS_PER_S)))
         for name, value in (("events", self.events), ("eventsPerSplit", self.per_split)):
             if value % GROUP:
@@ -49,7 +57,51 @@ class NexmarkSource(Source):
         return _Enumerator(self, int(state or 0))
 
     def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
-        return _Reader(self.generator)
+        return _Reader(self.generator, self.due)
+
+
+class Due:
+    """When events are due by the clock. The file has the time of the first one, and exists once the job is RUNNING."""
+
+    def __init__(self, file: Path, rate: int) -> None:
+        self._file = file
+        self._rate = rate
+        self._begin: float | None = None
+
+    @property
+    def begin(self) -> float | None:
+        """The time of the first event, in seconds since the epoch; None while it is not known."""
+        if self._begin is None and self._file.exists():
+            self._begin = float(self._file.read_text())
+        return self._begin
+
+    def events(self) -> int:
+        """How many events are due."""
+        return 0 if self.begin is None else max(0, int((time.time() - self.begin) * self._rate))
+
+
+class RowAges:
+    """Counts how long after its last event was due each row has come; passes the rows on.
+
+    Rows of the first seconds do not count. It knows the place of a single event, and that of the end of a window to
+    within a group.
+    """
+
+    def __init__(self, begin: str, rate: str, per_second: str) -> None:
+        self._due = Due(Path(begin), int(rate))
+        self._rate = int(rate)
+        self._step_us = 1_000_000 // int(per_second)
+        self._ages = Ages(Path(begin).parent)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            now = time.time()
+            assert self._due.begin is not None
+            times = batch.column("due").cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_numpy()
+            due_s = place_of((times - START_US) // self._step_us) / self._rate
+            ages = now - self._due.begin - due_s[due_s >= UNMEASURED_S]
+            self._ages.count((ages * 1_000_000).astype("int64"))
+            yield batch
 
 
 class _Enumerator(SplitEnumerator):
@@ -74,8 +126,11 @@ class _Enumerator(SplitEnumerator):
 class _Reader(SplitReader):
     """Reads one split after the other; a position is the place of the next event."""
 
-    def __init__(self, generator: Generator) -> None:
+    idle_ms = 1
+
+    def __init__(self, generator: Generator, due: Due | None) -> None:
         self._generator = generator
+        self._due = due
         self._splits: deque[tuple[Split, int]] = deque()
 
     def add(self, split: Split, position: Any) -> None:
@@ -84,8 +139,13 @@ class _Reader(SplitReader):
     def read(self, most_rows: int) -> SplitRows | None:
         if not self._splits:
             return None
-        split, place = self._splits.popleft()
+        split, place = self._splits[0]
         end = min(place + most_rows, split.description["end"])
+        if self._due is not None:
+            end = min(end, self._due.events())
+            if end <= place:
+                return None
+        self._splits.popleft()
         ended = end == split.description["end"]
         if not ended:
             self._splits.appendleft((split, end))

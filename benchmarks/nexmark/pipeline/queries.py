@@ -1,6 +1,7 @@
 """The queries of Nexmark as PySpark programs, which the engine and Structured Streaming both run.
 
-Each query takes the views ``person``, ``auction`` and ``bid`` of one stream of events, as the published ones do.
+Each query takes the views ``person``, ``auction`` and ``bid`` of one stream of events, as the published ones do. Some
+take a further column that they pass on, to measure the latency of their rows.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as fn
 
 DELAY = "4 seconds"
@@ -49,16 +50,17 @@ def q1(views: Views) -> DataFrame:
     return views.bid.select("auction", "bidder", price, "dateTime", "extra")
 
 
-def q2(views: Views) -> DataFrame:
+def q2(views: Views, *due: Column) -> DataFrame:
     """Selects the bids on some auctions."""
-    return views.bid.where("auction % 123 = 0").select("auction", "price")
+    return views.bid.where("auction % 123 = 0").select("auction", "price", *due)
 
 
-def q3(views: Views) -> DataFrame:
+def q3(views: Views, *due: Column) -> DataFrame:
     """Finds who sells in one category in three states: an inner join that keeps all rows."""
-    sold = views.auction.where("category = 10").select(fn.col("id").alias("auction"), "seller")
-    people = views.person.where("state IN ('OR', 'ID', 'CA')").select("id", "name", "city", "state")
-    return sold.join(people, fn.expr("seller = id")).select("name", "city", "state", "auction")
+    times = [fn.col("dateTime").alias(name) for name in ("sold", "joined")] if due else []
+    sold = views.auction.where("category = 10").select(fn.col("id").alias("auction"), "seller", *times[:1])
+    people = views.person.where("state IN ('OR', 'ID', 'CA')").select("id", "name", "city", "state", *times[1:])
+    return sold.join(people, fn.expr("seller = id")).select("name", "city", "state", "auction", *due)
 
 
 def q5(views: Views) -> DataFrame:
@@ -72,13 +74,13 @@ def q5(views: Views) -> DataFrame:
     return joined.select("auction", "num", "window.start", "window.end")
 
 
-def q7(views: Views) -> DataFrame:
+def q7(views: Views, *due: Column) -> DataFrame:
     """Finds the highest bids of each window."""
     highest = views.bid.groupBy(fn.window("dateTime", WINDOW)).agg(fn.max("price").alias("highest"))
     highest = highest.select("highest", fn.col("window.end").alias("until"))
     within = "price = highest AND dateTime BETWEEN until - INTERVAL 10 SECONDS AND until"
     joined = views.bid.join(highest, fn.expr(within))
-    return joined.select("auction", "price", "bidder", "dateTime", "extra")
+    return joined.select("auction", "price", "bidder", "dateTime", "extra", *due)
 
 
 def q8(views: Views) -> DataFrame:
@@ -96,14 +98,14 @@ def q11(views: Views) -> DataFrame:
     return sessions.select("bidder", "bids", "session_window.start", "session_window.end")
 
 
-def q12(views: Views) -> DataFrame:
+def q12(views: Views, *due: Column) -> DataFrame:
     """Counts the bids of each bidder in windows of the clock."""
-    clocked = views.bid.select("bidder", fn.current_timestamp().alias("now"))
-    windows = clocked.groupBy(fn.window("now", WINDOW), "bidder").agg(fn.count("*").alias("bids"))
-    return windows.select("bidder", "bids", "window.start", "window.end")
+    clocked = views.bid.select("bidder", fn.current_timestamp().alias("now"), *(["dateTime"] if due else []))
+    windows = clocked.groupBy(fn.window("now", WINDOW), "bidder").agg(fn.count("*").alias("bids"), *due)
+    return windows.select("bidder", "bids", "window.start", "window.end", *(["due"] if due else []))
 
 
-def q17(views: Views) -> DataFrame:
+def q17(views: Views, *due: Column) -> DataFrame:
     """Reports on the bids of each auction by day."""
     price = fn.col("price")
     ranks = [price < 10_000, (price >= 10_000) & (price < 1_000_000), price >= 1_000_000]
@@ -115,6 +117,7 @@ def q17(views: Views) -> DataFrame:
         fn.max("price").alias("max_price"),
         fn.avg("price").alias("avg_price"),
         fn.sum("price").alias("sum_price"),
+        *due,
     )
 
 
@@ -134,7 +137,7 @@ def q20(views: Views) -> DataFrame:
     return views.bid.join(auctions, fn.expr("auction = id")).drop("id")
 
 
-def q21(views: Views) -> DataFrame:
+def q21(views: Views, *due: Column) -> DataFrame:
     """Adds the number of each bid's channel, by its name or from its address."""
     known = ("apple", "google", "facebook", "baidu")
     name = fn.lower("channel")
@@ -143,16 +146,16 @@ def q21(views: Views) -> DataFrame:
     for at, channel in enumerate(known[1:], start=1):
         number = number.when(name == channel, str(at))
     rows = views.bid.where((found != "") | name.isin(*known))
-    return rows.select("auction", "bidder", "price", "channel", number.otherwise(found).alias("channel_id"))
+    return rows.select("auction", "bidder", "price", "channel", number.otherwise(found).alias("channel_id"), *due)
 
 
-def q22(views: Views) -> DataFrame:
+def q22(views: Views, *due: Column) -> DataFrame:
     """Takes the directories out of each bid's address."""
     directories = [fn.split_part("url", fn.lit("/"), fn.lit(at)).alias(f"dir{at - 3}") for at in (4, 5, 6)]
-    return views.bid.select("auction", "bidder", "price", "channel", *directories)
+    return views.bid.select("auction", "bidder", "price", "channel", *directories, *due)
 
 
-QUERIES: dict[str, tuple[Callable[[Views], DataFrame], str]] = {
+QUERIES: dict[str, tuple[Callable[..., DataFrame], str]] = {
     "q0": (q0, "append"),
     "q1": (q1, "append"),
     "q2": (q2, "append"),
@@ -171,17 +174,57 @@ QUERIES: dict[str, tuple[Callable[[Views], DataFrame], str]] = {
 """Each query and its output mode."""
 
 
-def pipeline(spark: SparkSession, names: str, events: str, per_split: str, per_second: str, output: str) -> None:
+_CLOSED = f"INTERVAL {DELAY}"
+DUE = {
+    "q0": "dateTime",
+    "q1": "dateTime",
+    "q5": f"end + {_CLOSED}",
+    "q8": f"start + INTERVAL {WINDOW} + {_CLOSED}",
+    "q11": f"end + {_CLOSED}",
+    "q18": "dateTime",
+    "q20": "greatest(dateTime, auction_time)",
+}
+"""The event time of the event that completes a row, from the columns of a query. The watermark ends a window."""
+DUE_INSIDE = {
+    "q2": "dateTime",
+    "q3": "greatest(sold, joined)",
+    "q7": f"until + {_CLOSED}",
+    "q12": "max(dateTime)",
+    "q17": "max(dateTime)",
+    "q21": "dateTime",
+    "q22": "dateTime",
+}
+"""The same for queries that pass on none of the columns which tell it."""
+
+
+def due_times(name: str, views: Views) -> DataFrame:
+    """A query's rows, of which only the time is left when each was due: column ``due``."""
+    query, _ = QUERIES[name]
+    if name in DUE:
+        return query(views).select(fn.expr(DUE[name]).alias("due"))
+    return query(views, fn.expr(DUE_INSIDE[name]).alias("due")).select("due")
+
+
+def pipeline(
+    spark: SparkSession, names: str, events: str, per_split: str, per_second: str, output: str, rate: str, begin: str
+) -> None:
     """Runs the queries ``names``, with commas between them, over so many events; ``per_second`` is of event time.
 
-    Writes Parquet below ``output``; without one, nothing.
+    Writes Parquet below ``output``; without one, nothing. With a ``rate`` so many events come in a second by the
+    clock from when the file ``begin`` exists, and the latencies of the rows are counted in files beside it.
     """
-    from events import NexmarkSource  # type: ignore[import-not-found]
+    from events import NexmarkSource, RowAges  # type: ignore[import-not-found]
 
     spark.dataSource.register(NexmarkSource)
     reader = spark.readStream.format("nexmark").option("events", events).option("eventsPerSplit", per_split)
+    if rate:
+        reader = reader.option("rate", rate).option("begin", begin)
     views = Views.of(reader.option("eventsPerSecond", per_second).load())
     for name in names.split(","):
         query, mode = QUERIES[name]
-        writer = query(views).writeStream.format("parquet" if output else "noop").outputMode(mode)
+        if rate:
+            rows = due_times(name, views).mapInArrow(RowAges(begin, rate, per_second), "due TIMESTAMP")
+        else:
+            rows = query(views)
+        writer = rows.writeStream.format("parquet" if output else "noop").outputMode(mode)
         writer.queryName(name).trigger(availableNow=True).start(f"{output}/{name}" if output else None)

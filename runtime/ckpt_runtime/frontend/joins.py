@@ -39,7 +39,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.output_schemas import SchemaDerivationError, join_output_schema
 from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
 
-_SECOND, _HOUR, _DAY = 1_000_000, 3_600_000_000, 86_400_000_000
+_MILLISECOND, _SECOND, _HOUR, _DAY = 1_000, 1_000_000, 3_600_000_000, 86_400_000_000
 TIMES = ("timestamp", "timestamp_ntz")
 _OF_CONSTANTS = frozenset(
     {
@@ -205,7 +205,8 @@ class Conditions:
     """A join's condition in parts. ``bounds`` are of the right event time minus the left one, in microseconds.
 
     ``windows`` are the columns of both sides, in the order of the condition's columns, that are windows of event time.
-    ``ends`` is the position of the key that is the end of such windows; event time is that key then.
+    ``ends`` is the position of the key that is the end of such windows; event time is that key then. ``kept`` is how
+    much longer than a bound says Spark keeps rows: by a millisecond, where the bound itself is included.
     """
 
     left: Side
@@ -214,6 +215,7 @@ class Conditions:
     windows: tuple[int, int] | None = None
     ends: int | None = None
     bounds: list[int | None] = field(default_factory=lambda: [None, None])
+    kept: list[int] = field(default_factory=lambda: [0, 0])
     rest: list[Expression] = field(default_factory=list)
 
     def add(self, condition: Expression | None) -> None:
@@ -254,7 +256,7 @@ class Conditions:
         self.right.keys += [leaf for _, leaf in leaves_of(other)]
         if (one, other) == self._event_windows:
             # As with an equality of event times, a row matches until the watermark reaches the end of its window.
-            self.ends, self.bounds = len(self.left.keys) - 1, [0, 0]
+            self.ends, self.bounds, self.kept = len(self.left.keys) - 1, [0, 0], [0, 0]
         return True
 
     @property
@@ -290,14 +292,18 @@ class Conditions:
             return False
         # The left time minus the right one, plus a number that is at least ``least`` and at most ``most``, is compared
         # with 0: the right time minus the left one is compared with that number.
+        exact = compared.least == compared.most
+        kept = 0 if not exact or function == "EqualTo" else _MILLISECOND if function.endswith("OrEqual") else 1
         if function in ("LessThan", "LessThanOrEqual", "EqualTo"):
             least = compared.least + (function == "LessThan")
-            self.bounds[0] = least if self.bounds[0] is None else max(self.bounds[0], least)
+            if self.bounds[0] is None or least > self.bounds[0]:
+                self.bounds[0], self.kept[0] = least, kept
         if function in ("GreaterThan", "GreaterThanOrEqual", "EqualTo"):
             most = compared.most - (function == "GreaterThan")
-            self.bounds[1] = most if self.bounds[1] is None else min(self.bounds[1], most)
+            if self.bounds[1] is None or most < self.bounds[1]:
+                self.bounds[1], self.kept[1] = most, kept
         # An equality is a key, too.
-        return function != "EqualTo" and compared.least == compared.most
+        return function != "EqualTo" and exact
 
     def spec(self) -> JoinSpec:
         """Returns the join. Raises PlanError without keys, or if the bounds do not limit how long rows are kept."""
@@ -322,7 +328,8 @@ class Conditions:
             for letter, side in (("l", self.left), ("r", self.right))
         ]
         condition = None if self.how == "inner" else all_of(self.remaining())
-        spec = JoinSpec(self.how, sides[0], sides[1], within, exact, condition)
+        kept = (0, 0) if exact is None else (self.kept[0], self.kept[1])
+        spec = JoinSpec(self.how, sides[0], sides[1], within, exact, condition, kept)
         try:
             join_output_schema(spec)
         except SchemaDerivationError as error:

@@ -385,7 +385,8 @@ class JoinSpec:
     ``within_ms`` bounds the right row's event time minus the left row's, both ends included; None (inner only) sets no
     bounds, and then no row is ever removed from state. ``exact`` are the same bounds in microseconds, where these are
     not whole milliseconds; a bound of :data:`NO_BOUND_US` is none. ``condition`` is over the columns of both sides, the
-    left ones first: rows match only if it is true. The left side's gates come first.
+    left ones first: rows match only if it is true. The left side's gates come first. ``kept_us``: how much longer than
+    the lower and the upper bound say the rows of the right and the left side are kept, in microseconds.
     """
 
     how: str
@@ -394,6 +395,7 @@ class JoinSpec:
     within_ms: tuple[int, int] | None = None
     exact: tuple[int, int] | None = None
     condition: Expression | None = None
+    kept_us: tuple[int, int] = (0, 0)
 
     @property
     def sides(self) -> tuple[JoinSide, JoinSide]:

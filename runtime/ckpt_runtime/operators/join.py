@@ -99,7 +99,9 @@ class JoinOperator(LeavesOutBadRows):
         self._semi = spec.how == "left_semi"
         self._watermark = self._watermark_to_keep = 0
         lower, upper = spec.within_ms or (0, 0)
-        self._held_back_ms = max(0, *(bound for bound in (-lower, upper) if bound < NO_BOUND_US // 1000))
+        kept = [each // 1000 for each in spec.kept_us]
+        bounds = ((-lower, kept[0]), (upper, kept[1]))
+        self._held_back_ms = max(0, *(bound + more for bound, more in bounds if bound < NO_BOUND_US // 1000))
         self._condition = None if spec.condition is None else _PairCondition(spec.condition, spec)
 
     def open(self, context: OperatorContext, output: Output) -> None:
@@ -292,6 +294,7 @@ class _Side:
         self.number = number
         self.outer = outer
         self.bounds = (0, 0)
+        self._kept = 0
         late_by = self.spec.late_by or self.spec.event_time
         self.late_rows = None if late_by is None else LateRows(late_by)
         self.match_columns = list(self.spec.keys)
@@ -304,6 +307,7 @@ class _Side:
             self.bounds = (lower, upper) if number == LEFT else (-upper, -lower)
             self.match_columns.append(event_time)
             self._unit = self.spec.schema.field(event_time).type.unit
+            self._kept = in_unit(spec.kept_us[1 - number], self._unit) // 1000
         keeps_matched = spec.how != "left_semi" or number == RIGHT
         self.buffer_spec = RowBufferSpec(
             STATE_NAMES[number], self.spec.schema, self.spec.keys, event_time, keeps_matched
@@ -315,10 +319,10 @@ class _Side:
         return _NO_TIMES if event_time is None else int64_column(batch.column(event_time)).values
 
     def last_ended(self, watermark_ms: int) -> int:
-        """The latest event time, in its own unit, at which a row can match no row after the watermark."""
+        """The latest event time, in its own unit, whose rows are removed: they match no row after the watermark."""
         if watermark_ms == MAX_WATERMARK:
             return MAX_WATERMARK
-        return min(max(in_unit(watermark_ms, self._unit) - self.bounds[1], _MIN), MAX_WATERMARK)
+        return min(max(in_unit(watermark_ms, self._unit) - self.bounds[1] - self._kept, _MIN), MAX_WATERMARK)
 
 
 def _mask(found: AnyArray) -> pa.Array:

@@ -171,10 +171,16 @@ def windows_of_a_union_with_late_rows(rows: DataFrame, others: DataFrame) -> Dat
 
 
 def paced(spark: SparkSession, name: str, directory: str, output: str) -> None:
-    """Starts the query of a program of one stream, whose source has the uid ``rows``."""
+    """Starts the query of a program, whose sources have the names of its streams as uids."""
     made = PROGRAMS[name]
-    rows = spark.readStream.schema(made.schemas["rows"]).option("maxFilesPerTrigger", 1).json(f"{directory}/rows")
-    writer = made.build(rows=rows.hint("uid", "rows")).writeStream.outputMode(made.mode).trigger(availableNow=True)
+    streams = {
+        each: spark.readStream.schema(made.schemas[each])
+        .option("maxFilesPerTrigger", 1)
+        .json(f"{directory}/{each}")
+        .hint("uid", each)
+        for each in made.inputs
+    }
+    writer = made.build(**streams).writeStream.outputMode(made.mode).trigger(availableNow=True)
     writer.foreachBatch(written_to(Path(output))).option("checkpointLocation", f"{output}-checkpoint").start()
 
 
@@ -227,6 +233,11 @@ def union_of_windows_of_streams_far_apart(rows: DataFrame, others: DataFrame) ->
     one = timed(rows).groupBy(F.window("t", "5 seconds")).count()
     other = timed(others, "5 seconds").groupBy(F.window("t", "5 seconds")).count()
     return one.union(other).selectExpr(*seconds(), "count")
+
+
+@program("append", **SHORTER)
+def union_of_windows_of_late_rows(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return union_of_windows_of_streams_far_apart(rows, others)
 
 
 @program("append", rows=FAR, **APART)

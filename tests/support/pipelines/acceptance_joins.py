@@ -459,3 +459,29 @@ def session_windows_of_windows(rows: DataFrame) -> DataFrame:
     small = timed(rows, "0 seconds").groupBy(F.window("t", "2 seconds"), (F.col("v") % 2).alias("odd")).count()
     sessions = small.groupBy(F.session_window(F.window_time("window"), "5 seconds").alias("s"), "odd")
     return sessions.agg(F.sum("count").alias("n")).selectExpr(*seconds("s"), "odd", "n")
+
+
+EDGES = {
+    "left": ([(1, 10), (2, 12), (3, 25), (4, 26)], [(5, 30)], [(6, 40)]),
+    "right": ([(11, 10), (12, 21)], [(13, 30), (14, 31), (15, 29)], [(16, 40)]),
+}
+"""Rows that can match until the watermark is at the last one's, 30 seconds, and a second before and after it."""
+
+
+@program("append", schemas=RANGES, **EDGES)
+def full_join_at_the_edges_of_a_range(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, CONDITIONS["between"], "full_outer")
+
+
+@program("append", schemas=RANGES, **EDGES)
+def full_join_at_the_edges_of_a_range_that_excludes_them(left: DataFrame, right: DataFrame) -> DataFrame:
+    condition = "l = r AND rt > lt - INTERVAL 1 SECOND AND rt < lt + INTERVAL 5 SECONDS"
+    return of_ranges(left, right, condition, "full_outer")
+
+
+@program("append", schemas=RANGES, **EDGES)
+def windows_of_a_left_join_at_the_edges_of_a_range(left: DataFrame, right: DataFrame) -> DataFrame:
+    one = left.selectExpr("l", "timestamp_seconds(lv) AS lt").withWatermark("lt", "10 seconds")
+    other = right.selectExpr("r", "timestamp_seconds(rv) AS rt").withWatermark("rt", "10 seconds")
+    joined = one.join(other, F.expr(CONDITIONS["between"]), "left_outer")
+    return joined.groupBy(F.window("lt", "1 second")).count().selectExpr(*seconds(), "count")
