@@ -425,7 +425,7 @@ def _(original, checkpoint):
 
 bug("watermarks of old channels count for new ones", "FLINK-40517, mutant 24", assignment, "NO_PEER")(0)
 
-bug("event time is that of the fastest input", "mutant 24", WatermarkValve, "_least", seed=16)(
+bug("event time is that of the fastest input", "mutant 24", WatermarkValve, "_of_all", seed=16)(
     lambda _, active: max((known for known in active if known is not None), default=None)
 )
 
