@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ def write(program: Program, directory: Path) -> None:
     """Writes each batch of each stream to a file, in the order of the files' times."""
     for name, batches in program.inputs.items():
         columns = [column.split()[0] for column in program.schemas.get(name, "v INT").split(", ")]
-        (directory / name).mkdir(parents=True)
+        (directory / name).mkdir(parents=True, exist_ok=True)
         for at, batch in enumerate(batches):
             rows = (row if isinstance(row, tuple) else (row,) for row in batch)
             lines = [json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows]
@@ -127,6 +128,20 @@ def test_program_of_sparks_suites_gives_the_rows_of_spark(
         assert not _same(given, wanted), f"this is equal now: {wanted}"
     else:
         assert _same(given, wanted), f"engine: {given}\nSpark: {wanted}"
+
+
+@pytest.mark.parametrize(
+    "name", ["windows_that_no_empty_batch_removes", pytest.param("windows_of_late_rows", marks=pytest.mark.long)]
+)
+def test_event_time_of_the_last_batch_counts_in_the_next_run_as_in_spark(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path, name: str
+) -> None:
+    program = PROGRAMS[name]
+    for batches in (2, 3, 5):
+        arrived = replace(program, inputs={"rows": program.inputs["rows"][:batches]})
+        write(arrived, tmp_path)
+        wanted = in_spark(spark, arrived, tmp_path)
+        assert in_engine(cluster, arrived, tmp_path) == wanted, batches
 
 
 @pytest.mark.long

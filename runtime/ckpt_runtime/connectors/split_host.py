@@ -51,6 +51,7 @@ class RangeEnumerator(SourceOperator):
 
     def __init__(self, spec: EnumeratorSpec) -> None:
         self._in_step = spec.in_step
+        self._keeps_last = spec.keeps_last
         self._in_calls = spec.in_calls
         self._splits = 0
         self._ranges = 0
@@ -107,9 +108,10 @@ class RangeEnumerator(SourceOperator):
     def end_of_input(self) -> SourceStatus:
         """The status of a source whose data has ended.
 
-        One in step first takes part in a further batch, without rows: the time of its last rows takes effect with that.
+        One in step first takes part in a further batch, without rows: the time of its last rows takes effect with that,
+        unless it is left to the next run.
         """
-        if self._in_step and not self._closing:
+        if self._in_step and not self._keeps_last and not self._closing:
             self._closing = True
             self.end_range()
         return SourceStatus.NOTHING_AVAILABLE if self.waits else SourceStatus.END_OF_INPUT

@@ -451,6 +451,7 @@ def _keep_batches_in_step(operators: list[_Operator]) -> None:
     sources: dict[str, str] = {}
     batches: dict[str, frozenset[str]] = {}
     waiting: frozenset[str] = frozenset()
+    meeting: frozenset[str] = frozenset()
     keep_last: frozenset[str] = frozenset()
     for operator in operators:
         uid, spec, above = operator.uid, operator.node.spec, [edge.source.uid for edge in operator.inputs]
@@ -464,19 +465,19 @@ def _keep_batches_in_step(operators: list[_Operator]) -> None:
         elif not isinstance(spec, SinkSpec) and all(batches.get(source) for source in above):
             batches[uid] = frozenset().union(*(batches[source] for source in above))
             operator.in_step = len(above) > 1 or any(
-                edge.source.in_step or (edge.partitioning is not Partitioning.FORWARD and not batches[uid] & keep_last)
-                for edge in operator.inputs
+                edge.source.in_step or edge.partitioning is not Partitioning.FORWARD for edge in operator.inputs
             )
             waiting |= batches[uid] if operator.in_step else frozenset()
+            meeting |= batches[uid] if len(above) > 1 else frozenset()
+    if meeting & keep_last:
+        raise PlanError(
+            "spark.sql.streaming.noDataMicroBatches.enabled",
+            "where streams meet, event time cannot end with the batch before the last one: set it to true",
+        )
     for operator in operators:
-        spec = operator.node.spec
-        if isinstance(spec, WatermarkSpec) and spec.keeps_last and waiting & batches.get(operator.uid, frozenset()):
-            raise PlanError(
-                "spark.sql.streaming.noDataMicroBatches.enabled",
-                "where streams meet, event time cannot end with the batch before the last one: set it to true",
-            )
-        if operator.uid in waiting and isinstance(spec, EnumeratorSpec):
-            operator.node.spec, operator.in_step = replace(spec, in_step=True), True
+        uid, spec = operator.uid, operator.node.spec
+        if uid in waiting and isinstance(spec, EnumeratorSpec):
+            operator.node.spec, operator.in_step = replace(spec, in_step=True, keeps_last=uid in keep_last), True
 
 
 def _separate_calls(operators: list[_Operator]) -> None:

@@ -486,13 +486,15 @@ class EnumeratorSpec(_ConnectorSpec):
     ``acknowledges``: it notifies the reader of the positions that completed checkpoints cover; false in a restore
     drill. ``reported``: the data source reported the schema; the pipeline declares none. ``in_step``: its ranges and
     those of other sources are Spark's batches, each of which begins when the one before has been processed.
-    ``in_calls``: a checkpoint has to cover each range before the next one, so that a sink is called with each.
+    ``keeps_last`` is as in :class:`WatermarkSpec`. ``in_calls``: a checkpoint has to cover each range before the next
+    one, so that a sink is called with each.
     """
 
     acknowledges: bool = True
     reported: bool = False
     program: UserFunction | None = None
     in_step: bool = False
+    keeps_last: bool = False
     in_calls: bool = False
 
 

@@ -300,9 +300,12 @@ def full_join_of_windows_with_the_times_of_rows(rows: DataFrame, others: DataFra
 
 
 program("append", suite=True, schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=BATCHES)(
-    windows_without_empty_batches=lambda rows: (
-        timed(rows).groupBy(F.window("t", "5 seconds"), "k").count().selectExpr(*seconds(), "k", "count")
-    )
+    windows_without_empty_batches=windows_of_late_rows
+)
+
+# Event time reaches 190 with the last batch, and removes windows up to 140.
+program("append", suite=True, schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=FAR)(
+    windows_that_no_empty_batch_removes=windows_of_late_rows
 )
 
 
