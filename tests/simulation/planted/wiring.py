@@ -396,6 +396,6 @@ def _(original, self):
 # --- the end
 
 
-bug("the end is told before it is stored", "K13", job_core, "_TELLS_OF_THE_END")(())
+bug("the end is reported before it is stored", "K13", job_core, "_TELLS_OF_THE_END")(())
 
 bug("a result that could not be stored is not stored again", "K13", JobCore, "_on_result_not_stored")(nothing)

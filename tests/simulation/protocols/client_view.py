@@ -108,7 +108,7 @@ class ClientView:
                 self._require(request.idle or stored not in request.documents, f"error, but {stored} is stored")
                 self._known(driver, in_force=False)
             case ChangeOutcome.JOB_ENDED:
-                self._require(driver.machine.state.is_terminal, "told to have ended, which the job has not")
+                self._require(driver.machine.state.is_terminal, "reported to have ended, which the job has not")
                 self._storing = None if self._storing == answer.request_id else self._storing
             case ChangeOutcome.UNKNOWN:
                 pass  # the driver continues with it

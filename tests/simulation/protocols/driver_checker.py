@@ -353,12 +353,12 @@ class DriverChecker:
         self._request_ended(effect.request_id)
         files = self._world.files
         path = effect.external_path
-        self.require(files.has_metadata(path), f"{path} is told to be complete")
+        self.require(files.has_metadata(path), f"{path} is reported to be complete")
         if path.startswith(SAVEPOINTS):
             self.require(path in self._world.published, f"{path} is not a savepoint")
             savepoint = self._world.published[path]
             missing = files.missing(savepoint)
-            self.require(not missing, f"{path} is told to be complete, and lacks {missing}")
+            self.require(not missing, f"{path} is reported to be complete, and lacks {missing}")
             files.savepoints[path] = savepoint
 
     def _request_failed(self, effect: out.RequestFailed) -> None:
@@ -532,10 +532,10 @@ class DriverChecker:
             self.require(not goes_on, "the job goes on with tasks whose sources may have stopped")
 
     def told_of_the_end(self) -> None:
-        """A user is told something; if it is that the job has ended, no driver may run it again."""
+        """A user gets a report; if it says that the job has ended, no driver may run it again."""
         driver = self._driver
         if driver.machine.status.is_globally_terminal and not driver.core.is_fenced:
-            self.require(self._world.ha.result is not None, "the end of the job is told before it is stored")
+            self.require(self._world.ha.result is not None, "the end of the job is reported before it is stored")
 
     def job_ended(self, effect: job_out.JobEnded, *, strategy_refused: bool) -> None:
         """Nothing is damaged: a job fails for good by its strategy's will, or after the savepoint of a stop."""

@@ -177,7 +177,7 @@ class DriverHost(SimulatedHost):
         self._free.append(slot)
 
     def replace_worker(self, slot: Slot) -> None:
-        """Only all workers of a deployment are replaced, when it is unknown what they were told."""
+        """Only all workers of a deployment are replaced, when it is unknown which orders they have received."""
         slot.worker = None
         deployment, self._driver.deployment = self._driver.deployment, None
         if deployment is not None:

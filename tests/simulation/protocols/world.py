@@ -77,7 +77,7 @@ class World:
         self.claims: JobClaims | None = None
         self.published: dict[str, CompletedCheckpoint] = {}
         self.late_events = 0
-        """How many events of cancelled timers the shells were told."""
+        """How many events of cancelled timers the shells have received."""
         self.tracing = tracing
         self.trace: list[str] = []
         self.crash_points: list[str] = []

@@ -285,9 +285,11 @@ def windows_of_one_stream_with_two_delays(rows: DataFrame) -> DataFrame:
 @program("append", settings=ROCKSDB, rows=BEHIND, **APART)
 def processor_united_with_windows_of_a_stream_far_apart(rows: DataFrame, others: DataFrame) -> DataFrame:
     schema = "k STRING, what STRING, at LONG, watermark LONG"
-    told = timed(rows).groupBy("k").transformWithState(Timed(), schema, "Append", "EventTime").where("what = 'timer'")
+    reported = (
+        timed(rows).groupBy("k").transformWithState(Timed(), schema, "Append", "EventTime").where("what = 'timer'")
+    )
     windows = timed(others).groupBy(F.window("t", "5 seconds"), "k").count()
-    return told.select("k", "at").union(windows.selectExpr("k", "cast(window.end AS LONG)"))
+    return reported.select("k", "at").union(windows.selectExpr("k", "cast(window.end AS LONG)"))
 
 
 @program("append", rows=FAR, **APART)

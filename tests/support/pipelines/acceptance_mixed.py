@@ -272,13 +272,13 @@ class Basket(Processor):
         if len(items) > 2:
             self.items.clear()
             self.places.removeKey((items[0] % 3,))
-        told = sorted((place[0], list(held[0]), held[1]) for place, held in self.places.iterator())
-        yield Row(k=key[0], n=len(items), told=str(told))
+        reported = sorted((place[0], list(held[0]), held[1]) for place, held in self.places.iterator())
+        yield Row(k=key[0], n=len(items), reported=str(reported))
 
 
-program("update", schemas=PAIRS, rows=EVENTS, keys="k n told", settings=ROCKSDB)(
+program("update", schemas=PAIRS, rows=EVENTS, keys="k n reported", settings=ROCKSDB)(
     processor_with_three_kinds_of_state=lambda rows: (
-        timed(rows).groupBy("k").transformWithState(Basket(), "k STRING, n INT, told STRING", "Update", "None")
+        timed(rows).groupBy("k").transformWithState(Basket(), "k STRING, n INT, reported STRING", "Update", "None")
     )
 )
 

@@ -20,5 +20,5 @@ def pipeline(spark: SparkSession, case: str) -> None:
     joined = left.join(right, F.expr(PAIRED), given["keys"][0]).hint("uid", "join")
     named = joined.select(F.col("lk").alias("k"), F.col("lt").alias("t"), F.col("rv").alias("v")).hint("uid", "pairs")
     processor = getattr(side_processors, given["processor"])()
-    told = named.groupBy("k").transformWithState(processor, given["schema"], given["mode"], given["time_mode"])
-    told.hint("uid", "processor").writeStream.format("parquet").queryName("told").start(given["output"])
+    reported = named.groupBy("k").transformWithState(processor, given["schema"], given["mode"], given["time_mode"])
+    reported.hint("uid", "processor").writeStream.format("parquet").queryName("reported").start(given["output"])

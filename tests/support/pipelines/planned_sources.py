@@ -240,14 +240,14 @@ class LeavingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class Leaving(_Source):
     """An object of its own reads each partition; the source that makes it has given its schema."""
 
-    told = ""
+    reported = ""
 
     def schema(self) -> str:
-        self.told = super().schema()
-        return self.told
+        self.reported = super().schema()
+        return self.reported
 
     def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        assert self.told
+        assert self.reported
         return LeavingReader(self.options)
 
 
@@ -297,20 +297,20 @@ class PartsWriter(DataSourceStreamWriter):
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         task = TaskContext.get()
         assert task is not None
-        told = (task.partitionId(), task.attemptNumber(), task.taskAttemptId())
+        reported = (task.partitionId(), task.attemptNumber(), task.taskAttemptId())
         rows = [row.row for row in iterator]
-        path = self.directory / f"part-{told[2]}"
+        path = self.directory / f"part-{reported[2]}"
         path.write_text("".join(f"{row}\n" for row in rows))
         with ThreadPoolExecutor(1) as pool:
             in_thread = pool.submit(task.taskAttemptId).result()
-        return Part(told, np.int32(len(rows)), path, uuid.uuid4(), in_thread)
+        return Part(reported, np.int32(len(rows)), path, uuid.uuid4(), in_thread)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         parts = [message for message in messages if isinstance(message, Part)]
         assert TaskContext.get() is None
-        told = [[*part.task, int(part.rows), part.path.name, part.id.version, part.in_thread] for part in parts]
+        reported = [[*part.task, int(part.rows), part.path.name, part.id.version, part.in_thread] for part in parts]
         partial = self.directory / f".commit-{batchId}-{uuid.uuid4().hex}"
-        partial.write_text(json.dumps(told))
+        partial.write_text(json.dumps(reported))
         partial.replace(self.directory / f"commit-{batchId}")
 
 

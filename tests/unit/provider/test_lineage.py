@@ -149,7 +149,7 @@ SP, NEW, OLD = ("file", "/sp/1"), ("ckpt://ckpt_default", "pipelines/new"), ("ck
 
 
 @pytest.mark.parametrize(
-    ("told", "inputs", "outputs"),
+    ("reported", "inputs", "outputs"),
     [
         (record(Outcome.UPGRADED), [NEW, SP], [SP]),
         (record(Outcome.ROLLED_BACK), [OLD, SP], [SP]),
@@ -162,14 +162,18 @@ SP, NEW, OLD = ("file", "/sp/1"), ("ckpt://ckpt_default", "pipelines/new"), ("ck
     ],
 )
 def test_upgrade_reports_its_snapshot_as_read_and_its_savepoint_as_written(
-    told: Upgrade, inputs: list[tuple[str, str]], outputs: list[tuple[str, str]], task: Task, job_manager: JobManager
+    reported: Upgrade,
+    inputs: list[tuple[str, str]],
+    outputs: list[tuple[str, str]],
+    task: Task,
+    job_manager: JobManager,
 ) -> None:
     made: UpgradeJobOperator | SuspendJobOperator = UpgradeJobOperator(
         task_id="t", job=JOB, pipeline_id="new", fail_on_rollback=False
     )
-    if told.desired.goal is Goal.SUSPEND:
+    if reported.desired.goal is Goal.SUSPEND:
         made = SuspendJobOperator(task_id="t", job=JOB)
-    made._ended(task.context(), told)  # type: ignore[arg-type]
+    made._ended(task.context(), reported)  # type: ignore[arg-type]
     found = extracted(made)
     assert (names(found.inputs), names(found.outputs)) == (inputs, outputs)
 

@@ -43,7 +43,7 @@ class Known(TaskInstance):
         return self.xcoms.get(key)
 
 
-def told(notifier: CkptNotifier, context: Any) -> dict[str, Any]:
+def reported(notifier: CkptNotifier, context: Any) -> dict[str, Any]:
     other = Told()
     notifier.notifiers = [other]
     notifier(context)
@@ -55,7 +55,7 @@ def test_the_message_says_state_verdict_checkpoint_failure_task_and_link(job_man
     _, path = job_manager.gateway.complete_checkpoint(job)
     failure = FailureCause("ValueError", "no such customer", "ValueError: no such customer\n  File x\n")
     job.exceptions.append(ExceptionEntry(failure, job_manager.gateway.now))
-    found = told(CkptNotifier(job=NAME), Task().context())
+    found = reported(CkptNotifier(job=NAME), Task().context())
     assert (found["job"], found["job_id"], found["state"]) == (NAME, JOB, "RUNNING")
     assert found["verdict"] == "UNHEALTHY"
     assert (found["checkpoint"]["id"], found["checkpoint"]["path"]) == (1, path)
@@ -73,15 +73,15 @@ def test_the_message_says_state_verdict_checkpoint_failure_task_and_link(job_man
 
 def test_the_job_is_that_of_the_task_unless_it_is_given(job_manager: JobManager) -> None:
     task = SubmitJobOperator(task_id="t", pipeline="/p", job_name=NAME)
-    assert told(CkptNotifier(), {"task": task, "ti": Known()})["job_id"] == JOB
+    assert reported(CkptNotifier(), {"task": task, "ti": Known()})["job_id"] == JOB
     other = "2" * 32
     job_manager.gateway.add_job(other, "another")
     stored = Known(xcoms={"job_id": other})
-    assert told(CkptNotifier(), {"task": task, "ti": stored})["job_id"] == other
-    assert told(CkptNotifier(job="{{ params.which }}"), {"ti": stored, "params": {"which": NAME}})["job_id"] == JOB
+    assert reported(CkptNotifier(), {"task": task, "ti": stored})["job_id"] == other
+    assert reported(CkptNotifier(job="{{ params.which }}"), {"ti": stored, "params": {"which": NAME}})["job_id"] == JOB
     took = TakeSavepointOperator(task_id="t", job="another", ckpt_conn_id="ckpt_default")
-    assert told(CkptNotifier(), {"task": took})["job_id"] == other
-    nothing = told(CkptNotifier(), {})
+    assert reported(CkptNotifier(), {"task": took})["job_id"] == other
+    nothing = reported(CkptNotifier(), {})
     assert (nothing["job_id"], nothing["link"]) == (None, None)
     assert "does not say which job" in nothing["message"]
 
@@ -89,28 +89,28 @@ def test_the_job_is_that_of_the_task_unless_it_is_given(job_manager: JobManager)
 def test_notification_is_sent_without_the_job_if_the_job_manager_does_not_answer(
     job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "does not know job 'elsewhere'" in told(CkptNotifier(job="elsewhere"), {})["message"]
+    assert "does not know job 'elsewhere'" in reported(CkptNotifier(job="elsewhere"), {})["message"]
     job_manager.gateway.add_job("3" * 32, NAME)
-    assert "is the name of 2 active jobs" in told(CkptNotifier(job=NAME), {})["message"]
+    assert "is the name of 2 active jobs" in reported(CkptNotifier(job=NAME), {})["message"]
     monkeypatch.setattr("airflow_provider_ckpt.notifications.ckpt.RETRY_TIMEOUT_SECONDS", 0)
     job_manager.stop()
-    away = told(CkptNotifier(job=NAME), {})["message"]
+    away = reported(CkptNotifier(job=NAME), {})["message"]
     assert away.startswith(f"Job {NAME}. The job manager of the connection 'ckpt_default' does not answer: ")
-    missing = told(CkptNotifier(job=NAME, ckpt_conn_id="nosuch"), {})["message"]
+    missing = reported(CkptNotifier(job=NAME, ckpt_conn_id="nosuch"), {})["message"]
     assert "nosuch" in missing
 
 
 def test_a_server_without_verdicts_and_failures_is_reported_without_them(job_manager: JobManager) -> None:
     job_manager.faults = [Fault("/health", 404, times=9), Fault("/exceptions", 404, times=9)]
-    found = told(CkptNotifier(job=NAME), {})
+    found = reported(CkptNotifier(job=NAME), {})
     assert found["message"].startswith(f"Job {NAME} is RUNNING. No checkpoint has completed.")
     assert (found["verdict"], found["failure"]) == (None, None)
 
 
 def test_own_message_is_a_template_and_one_that_fails_still_gives_a_message(job_manager: JobManager) -> None:
     given = CkptNotifier(job=NAME, message="{{ ckpt.job | upper }}: {{ params.who }}, look!")
-    assert told(given, {"params": {"who": "Ada"}})["message"] == "CONTRACT-JOB: Ada, look!"
-    broken = told(CkptNotifier(job=NAME, message="{{ nothing.at.all }}"), {})
+    assert reported(given, {"params": {"who": "Ada"}})["message"] == "CONTRACT-JOB: Ada, look!"
+    broken = reported(CkptNotifier(job=NAME, message="{{ nothing.at.all }}"), {})
     assert "The message cannot be rendered from its template" in broken["message"]
     assert JOB in broken["message"]
 
@@ -139,5 +139,5 @@ def test_notifier_can_be_awaited_by_the_triggerer_for_a_deadline(job_manager: Jo
 def test_the_link_leads_to_the_address_for_browsers(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = json.loads(job_manager.connection) | {"extra": {"browser_address": "https://ckpt.example.com"}}
     monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(fields))
-    found = told(CkptNotifier(job=NAME), {})
+    found = reported(CkptNotifier(job=NAME), {})
     assert found["link"] == f"https://ckpt.example.com/web/#/jobs/{JOB}/health"

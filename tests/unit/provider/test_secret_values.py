@@ -47,10 +47,10 @@ def test_a_command_is_shown_without_the_values_of_its_options() -> None:
     ],
 )
 def test_secret_values_are_masked(monkeypatch: pytest.MonkeyPatch, rendered: object, secrets: list[str]) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(arguments, "mask_secret", told.append)
+    reported: list[object] = []
+    monkeypatch.setattr(arguments, "mask_secret", reported.append)
     arguments.hide(rendered)
-    assert told == secrets
+    assert reported == secrets
 
 
 PROGRAM = {"pipeline": "/opt/totals.py", "args": ["--s3.sas={{ params.of }}-in-arguments"]}

@@ -111,10 +111,10 @@ class TestEdit:
 
         monkeypatch.setattr(job_config_commands, "_edit", slow)
         assert ckpt("config", "edit", JOB) == 5
-        told = capsys.readouterr().err
-        assert f"changed while you edited version 1: version 2 by somebody changed {INTERVAL}; " in told
+        reported = capsys.readouterr().err
+        assert f"changed while you edited version 1: version 2 by somebody changed {INTERVAL}; " in reported
         (kept,) = tmp_path.glob("ckpt-config-*.json")
-        assert str(kept) in told
+        assert str(kept) in reported
         assert json.loads(kept.read_text()) == {TIMEOUT: "1 min"}
         assert given(gateway) == {INTERVAL: "7 s"}
 

@@ -130,8 +130,8 @@ def test_a_file_that_is_missing_is_damage(savepoint: Path, tmp_path: Path, capsy
     convert = ["convert", str(savepoint), target, "--format", "canonical"]
     for command in (["verify", str(savepoint)], ["show", str(savepoint)], ["copy", str(savepoint), target], convert):
         assert main(["snapshot", *command]) == ExitCode.FAILED, command
-        told = capsys.readouterr()
-        assert file.name in told.out + told.err, command
+        reported = capsys.readouterr()
+        assert file.name in reported.out + reported.err, command
     assert not (tmp_path / "other").exists()
 
 
@@ -251,9 +251,9 @@ def test_a_copy_that_is_terminated_leaves_no_files(savepoint: Path, tmp_path: Pa
         assert copy.stdout.readline().startswith("copying")
         assert (tmp_path / "new" / "copy").exists()
         copy.terminate()
-        _, told = copy.communicate(timeout=60)
+        _, reported = copy.communicate(timeout=60)
     finally:
         copy.kill()
         copy.communicate()
-    assert (copy.returncode, told) == (ExitCode.INTERRUPTED, "ckpt: interrupted\n")
+    assert (copy.returncode, reported) == (ExitCode.INTERRUPTED, "ckpt: interrupted\n")
     assert not (tmp_path / "new").exists()

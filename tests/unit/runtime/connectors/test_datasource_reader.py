@@ -236,8 +236,10 @@ def test_the_source_that_makes_the_reader_has_reported_its_schema(world: Path) -
     assert offset_of(planner) == {"n": 2}
     [output] = read_all(Inferring, splits, directory=world)
     assert output.column("n") == [0, 1]
-    for told, end in ((True, 2), (False, 0)):
-        planner = EnumeratorOperator(EnumeratorSpec(Inferring, {"directory": str(world)}, ARROW_SCHEMA, reported=told))
+    for is_reported, end in ((True, 2), (False, 0)):
+        planner = EnumeratorOperator(
+            EnumeratorSpec(Inferring, {"directory": str(world)}, ARROW_SCHEMA, reported=is_reported)
+        )
         opened(planner, context())
         planner.poll()
         assert offset_of(planner) == {"n": end}, "with a declared schema it is not asked"
@@ -301,10 +303,10 @@ def test_task_context_has_the_partition_within_its_range_and_a_unique_id(world: 
     splits = opened(planner, context())
     drain(planner, 3)
     outputs = read_all(Counting, splits, 2, directory=world, form="task")
-    told = {row["n"]: json.loads(row["label"]) for output in outputs for row in output.rows}
-    assert {n: partition for n, (partition, _, _) in told.items()} == {n: n % 10 // 3 for n in range(25)}
-    assert len({task_attempt for _, _, task_attempt in told.values()}) == 10
-    assert {attempt for _, attempt, _ in told.values()} == {0}
+    found = {row["n"]: json.loads(row["label"]) for output in outputs for row in output.rows}
+    assert {n: partition for n, (partition, _, _) in found.items()} == {n: n % 10 // 3 for n in range(25)}
+    assert len({task_attempt for _, _, task_attempt in found.values()}) == 10
+    assert {attempt for _, attempt, _ in found.values()} == {0}
 
 
 def test_rows_that_do_not_fit_the_schema_are_named(world: Path) -> None:

@@ -350,7 +350,7 @@ def test_object_that_is_not_a_writer_is_refused_by_its_type(tmp_path: Path) -> N
 
 
 def test_a_task_attempt_id_is_unique_over_subtasks_checkpoints_and_attempts(tmp_path: Path) -> None:
-    told: list[list[int]] = []
+    reported: list[list[int]] = []
     state = ()
     for attempt in range(2):
         sink = Sink(tmp_path, Tasks, attempt=attempt, state=state)
@@ -359,9 +359,9 @@ def test_a_task_attempt_id_is_unique_over_subtasks_checkpoints_and_attempts(tmp_
                 writer.process_batch(rows(*range(subtask + 1)), 0)
             state = sink.checkpoint(checkpoint_id)
             sink.committer.notify_complete(checkpoint_id)
-            told += json.loads((tmp_path / f"told-{checkpoint_id - 1}").read_text())
-    assert [entry[:2] for entry in told] == [[0, 0], [1, 0]] * 2 + [[0, 1], [1, 1]] * 2
-    ids = [task_attempt for _, _, task_attempt, _, _ in told]
+            reported += json.loads((tmp_path / f"reported-{checkpoint_id - 1}").read_text())
+    assert [entry[:2] for entry in reported] == [[0, 0], [1, 0]] * 2 + [[0, 1], [1, 1]] * 2
+    ids = [task_attempt for _, _, task_attempt, _, _ in reported]
     assert len(set(ids)) == 8
     assert all(0 <= task_attempt < 1 << 63 for task_attempt in ids)
     assert len(list(tmp_path.glob("part-*"))) == 8
@@ -371,7 +371,7 @@ def test_messages_carry_what_json_lacks_and_a_restore_reads_them(tmp_path: Path)
     sink = Sink(tmp_path, Tasks)
     sink.writers[1].process_batch(rows(1, 2), 0)
     Sink(tmp_path, Tasks, state=json_round_trip(sink.checkpoint(4)), restored=4)
-    [[partition, attempt, _, count, odd]] = json.loads((tmp_path / "told-0").read_text())
+    [[partition, attempt, _, count, odd]] = json.loads((tmp_path / "reported-0").read_text())
     assert (partition, attempt, count, odd) == (1, 0, 2, 2)
 
 

@@ -148,17 +148,17 @@ def test_reader_whose_batches_are_calls_takes_no_barrier_within_one_and_reports_
 ) -> None:
     spec = RangeReaderSpec("text", {"path": str(tmp_path)}, TEXT, in_calls=True)
     reader = SplitReaderOperator(spec, FileSource("text", dict(spec.options)), TEXT)
-    told: list[Progress] = []
+    reported: list[Progress] = []
     clock = Clock()
     where = context(waiting_input=lambda: WaitingInput.BARRIER, monotonic_ms=clock)
-    output = opened(reader, replace(where, report_progress=told.append, set_timer=(due := []).append))
+    output = opened(reader, replace(where, report_progress=reported.append, set_timer=(due := []).append))
     split = {"id": str(write(tmp_path, "text", "0", 7, 1)), "bounded": True}
     description = {"size": 2, "modified_ms": 0, "partition": {}}
     row = {"sequence": 0, "number": 0, "partition": json.dumps({**split, "description": description}), "rows": None}
     reader.process_batch(pa.RecordBatch.from_pylist([row], SPLIT_SCHEMA), 0)
     reader.process_coming_watermark(1, 1)
     reader.process_coming_watermark(3, 2)  # its splits are those of others
-    assert (reader.holds_checkpoints_back, due.pop(), told) == (True, 0, [])
+    assert (reader.holds_checkpoints_back, due.pop(), reported) == (True, 0, [])
     for _ in range(2):
         clock.ms += 299_999
         assert reader.holds_checkpoints_back
@@ -168,7 +168,7 @@ def test_reader_whose_batches_are_calls_takes_no_barrier_within_one_and_reports_
     while reader.reads:
         reader.on_processing_time(0)
     assert output.column("value") == ["7"]
-    assert (reader.holds_checkpoints_back, told) == (False, [Progress(1), Progress(2)])
+    assert (reader.holds_checkpoints_back, reported) == (False, [Progress(1), Progress(2)])
 
 
 @pytest.mark.parametrize("format_", ["parquet", "orc", "text"])

@@ -91,8 +91,8 @@ class CountingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif self.form == "task":
             task = TaskContext.get()
             assert task is not None
-            told = [task.partitionId(), task.attemptNumber(), task.taskAttemptId()]
-            yield from ((n, json.dumps(told)) for n in numbers)
+            reported = [task.partitionId(), task.attemptNumber(), task.taskAttemptId()]
+            yield from ((n, json.dumps(reported)) for n in numbers)
         elif self.form == "wrong":
             yield from ((n,) for n in numbers)
         else:
@@ -278,7 +278,7 @@ class Odd:
 
 
 @dataclass
-class Told(WriterCommitMessage):
+class Reported(WriterCommitMessage):
     """What the task context said, and values that JSON lacks."""
 
     task: tuple[int, int, int]
@@ -298,14 +298,14 @@ class TaskWriter(DataSourceStreamWriter):
         assert task is not None
         lines = [json.dumps(row.asDict()) for row in iterator]
         (self.directory / f"part-{task.taskAttemptId()}").write_text("\n".join(lines) + "\n")
-        told = (task.partitionId(), task.attemptNumber(), task.taskAttemptId())
+        reported = (task.partitionId(), task.attemptNumber(), task.taskAttemptId())
         if self.odd == "lock":
-            return Told(told, len(lines), {"of": Odd(threading.Lock())})
-        return Told(told, np.int64(len(lines)), [Odd(Row(n=uuid.UUID(int=len(lines))))])
+            return Reported(reported, len(lines), {"of": Odd(threading.Lock())})
+        return Reported(reported, np.int64(len(lines)), [Odd(Row(n=uuid.UUID(int=len(lines))))])
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        told = [[*message.task, int(message.rows), message.odd[0].value.n.int] for message in messages]  # type: ignore[union-attr]
-        (self.directory / f"told-{batchId}").write_text(json.dumps(told))
+        reported = [[*message.task, int(message.rows), message.odd[0].value.n.int] for message in messages]  # type: ignore[union-attr]
+        (self.directory / f"reported-{batchId}").write_text(json.dumps(reported))
 
 
 class Tasks(DataSource):

@@ -67,20 +67,20 @@ class Owner:
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str, object]] = []
-        self.told = asyncio.Event()
+        self.changed = asyncio.Event()
         self.waits: list[str] = []
 
     def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
         self.events.append(("message", slot.slot_id, message))
-        self.told.set()
+        self.changed.set()
 
     def worker_lost(self, slot: Slot, reason: str) -> None:
         self.events.append(("worker lost", slot.slot_id, reason))
-        self.told.set()
+        self.changed.set()
 
     def slot_lost(self, slot: Slot, reason: str) -> None:
         self.events.append(("slot lost", slot.slot_id, reason))
-        self.told.set()
+        self.changed.set()
 
     def slots_awaited(self, reason: str) -> None:
         self.waits.append(reason)
@@ -180,11 +180,11 @@ class World:
         return request
 
     def spawned(self, slot_id: str = "0", number: int = 0) -> FakeWorker:
-        """The worker that the slot's agent was told to start registers."""
+        """The worker that the slot's agent has to start registers."""
         return self.worker(slot_id, self.agents[slot_id].of(SpawnWorker)[number].worker)
 
     async def spawn_again(self, slot_id: str = "0", count: int = 2) -> None:
-        """Waits until the agent was told to start that many."""
+        """Waits until the agent has orders to start that many."""
         async with asyncio.timeout(TIMEOUT_S):
             while len(self.agents[slot_id].of(SpawnWorker)) < count:
                 await asyncio.sleep(0.001)

@@ -170,7 +170,7 @@ async def test_garbage_is_refused_and_others_still_enter(content: bytes) -> None
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         (b"{not MessagePack", "are not a message"),
         (b"\xff\xff", "are not a message"),
@@ -184,18 +184,18 @@ async def test_garbage_is_refused_and_others_still_enter(content: bytes) -> None
     ],
 )
 async def test_peer_that_does_not_register_first_is_refused_by_name(
-    body: bytes, told: str, caplog: pytest.LogCaptureFixture
+    body: bytes, reported: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened() as running:
         reader, writer = await running.enter()
         writer.write(struct.pack("<I", len(body)) + body)
         assert await rest_of(reader) == b""
         assert running.peers.empty()
-        assert re.search(f"refused a control connection .*{told}", caplog.text)
+        assert re.search(f"refused a control connection .*{reported}", caplog.text)
 
 
 @pytest.mark.parametrize(
-    ("registration", "body", "told"),
+    ("registration", "body", "reported"),
     [
         (AGENT, encode(AGENT), "a slot agent may not send message 'RegisterAgent' here"),
         (AGENT, encode(WorkerHeartbeat(1)), "a slot agent may not send message 'WorkerHeartbeat' here"),
@@ -209,7 +209,7 @@ async def test_peer_that_does_not_register_first_is_refused_by_name(
     ],
 )
 async def test_a_message_that_breaks_the_protocol_is_the_reason_for_the_end_of_its_sender(
-    registration: Registration, body: bytes, told: str
+    registration: Registration, body: bytes, reported: str
 ) -> None:
     async with opened() as running:
         _, reader, writer = await running.guest(registration)
@@ -217,7 +217,7 @@ async def test_a_message_that_breaks_the_protocol_is_the_reason_for_the_end_of_i
         writer.write(struct.pack("<I", len(body)) + body + framed(AgentHeartbeat()))
         await running.next()
         ((reason, explained),) = running.lost
-        assert told in reason
+        assert reported in reason
         assert explained
         assert await rest_of(reader) == b""
         assert running.messages == []

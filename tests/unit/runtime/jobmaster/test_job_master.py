@@ -362,7 +362,7 @@ class TestFailures:
             assert job.exception_history(10).entries == ()
 
     @pytest.mark.parametrize(
-        ("body", "told"),
+        ("body", "reported"),
         [
             (b"\x81\xa4type\xa8nonsense", "a worker may not send message 'nonsense' here"),
             (encode(KillWorker("w")), "a worker may not send message 'KillWorker' here"),
@@ -378,7 +378,7 @@ class TestFailures:
         ],
     )
     async def test_forbidden_message_of_a_worker_fails_its_subtasks_and_is_named(
-        self, tmp_path: Path, body: bytes, told: str
+        self, tmp_path: Path, body: bytes, reported: str
     ) -> None:
         async with World.start(tmp_path, loss_grace_s=60) as world:
             job = world.start_job(**RESTARTING)
@@ -389,7 +389,7 @@ class TestFailures:
             await world.running(job)
             (entry,) = job.exception_history(10).entries
             assert entry.failure.exception == "WorkerLostException"
-            assert f"worker {broken} was lost: {told}" in entry.failure.message
+            assert f"worker {broken} was lost: {reported}" in entry.failure.message
             assert broken not in [worker.peer.registration.worker for worker in world.active()]
 
         # The agent says nothing of its own accord: the cause is known at once.
@@ -405,8 +405,8 @@ class TestFailures:
             worker.peer.send(TaskStateChanged(worker.number, *named, TaskState.FINISHED))
             await world.until(lambda: job.metrics()["numRestarts"] == "1")
             (entry,) = job.exception_history(10).entries
-            told = f"the message TaskStateChanged of a worker names subtask {named[1]} of vertex '{named[0]}'"
-            assert f"{told}, which was not deployed to it" in entry.failure.message
+            reported = f"the message TaskStateChanged of a worker names subtask {named[1]} of vertex '{named[0]}'"
+            assert f"{reported}, which was not deployed to it" in entry.failure.message
 
     @staticmethod
     async def savepoint(world: World) -> CompletedCheckpoint:
@@ -428,8 +428,8 @@ class TestCheckpoints:
             for worker in world.active():
                 (trigger,) = worker.peer.of(TriggerCheckpoint)
                 assert trigger.tasks == (("s", worker.index),)
-                told = worker.peer.of(NotifyCheckpointComplete)[0].tasks
-                assert sorted(told) == [("k", worker.index), ("s", worker.index)]
+                reported = worker.peer.of(NotifyCheckpointComplete)[0].tasks
+                assert sorted(reported) == [("k", worker.index), ("s", worker.index)]
             assert job.checkpoint_statistics().counts.completed == 1
 
     async def test_a_declined_checkpoint_is_aborted_everywhere_and_fails_the_request(self, tmp_path: Path) -> None:

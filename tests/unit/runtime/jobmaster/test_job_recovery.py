@@ -466,20 +466,20 @@ class TestCrashAtEveryWrite:
 
     async def life(self, world: World, store: HaStore) -> dict[str, Any]:
         """Runs up to the first step that fails; returns the answer to the user."""
-        told: dict[str, Any] = {}
+        reported: dict[str, Any] = {}
         try:
             async with asyncio.timeout(1.0):
                 job = world.submit_durably(store)
-                told["submitted"] = True
+                reported["submitted"] = True
                 await world.running(job)
-                told["checkpoint"] = await checkpoint(job)
+                reported["checkpoint"] = await checkpoint(job)
                 await job.patch_checkpoint_config(PATCH)
-                told["patched"] = True
-                told["checkpoint"] = await checkpoint(job)
+                reported["patched"] = True
+                reported["checkpoint"] = await checkpoint(job)
                 for worker in world.active():
                     worker.state(TaskState.FINISHED)
                 await world.status(job, JobStatus.FINISHED)
-                told["finished"] = True
+                reported["finished"] = True
                 await world.until(
                     lambda: JOB not in store.jobs.list_ids() and not store.results.list_ids(dirty_only=True)
                 )
@@ -491,7 +491,7 @@ class TestCrashAtEveryWrite:
         idle = threading.Barrier(2)
         loop = asyncio.get_running_loop()
         await asyncio.gather(*(loop.run_in_executor(world.pool.own, idle.wait) for _ in range(2)))
-        return told
+        return reported
 
     @pytest.mark.row("571.6")
     @pytest.mark.parametrize("after", [False, True])
@@ -503,17 +503,17 @@ class TestCrashAtEveryWrite:
         storage.left, storage.after = writes, after
 
         async with World.start(tmp_path) as world:
-            told = await self.life(world, HaStore(str(tmp_path / "ha"), fence=storage.check, epoch=1))
+            reported = await self.life(world, HaStore(str(tmp_path / "ha"), fence=storage.check, epoch=1))
             storage.left, storage.dead = 1_000_000, False
             successor = driver(tmp_path, 2)
             jobs = find_jobs(successor, Configuration())
             if not jobs:
-                assert "submitted" not in told
+                assert "submitted" not in reported
                 return
             (found,) = jobs
             assert found.failure is None
             if found.result is not None:
-                assert "checkpoint" in told
+                assert "checkpoint" in reported
                 assert EndedJob(found.result).result().status is JobStatus.FINISHED
                 if found.submission is not None:
                     await self.finish(world, found)
@@ -521,12 +521,12 @@ class TestCrashAtEveryWrite:
                 assert successor.results.list_ids(dirty_only=True) == []
                 assert names(tmp_path) == []
                 return
-            assert "finished" not in told
+            assert "finished" not in reported
             assert found.submission is not None
             overrides = CheckpointOverrides.from_document(found.submission.history.overrides)
-            assert overrides.given == {"timeout_ms": 77_000} or "patched" not in told
+            assert overrides.given == {"timeout_ms": 77_000} or "patched" not in reported
             latest = max((entry.checkpoint.id for entry in found.submission.history.checkpoints), default=0)
-            assert latest >= told.get("checkpoint", 0)
+            assert latest >= reported.get("checkpoint", 0)
             recovered = world.recover_job(found.submission)
             await world.running(recovered)
             restored = world.active()[0].deployment
@@ -552,8 +552,8 @@ class TestCrashAtEveryWrite:
         storage = self.Storage(monkeypatch)
 
         async with World.start(tmp_path) as world:
-            told = await self.life(world, HaStore(str(tmp_path / "ha"), fence=storage.check, epoch=1))
-            assert told == {"submitted": True, "checkpoint": 2, "patched": True, "finished": True}
+            reported = await self.life(world, HaStore(str(tmp_path / "ha"), fence=storage.check, epoch=1))
+            assert reported == {"submitted": True, "checkpoint": 2, "patched": True, "finished": True}
             assert storage.writes <= 19
 
 

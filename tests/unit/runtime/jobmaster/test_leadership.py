@@ -115,9 +115,11 @@ async def test_a_waiting_driver_ends_when_the_whole_cluster_is_shut_down(tmp_pat
     async with candidates_on(tmp_path) as candidate:
         first, second, third = candidate("a"), candidate("b"), candidate("c")
         await first.acquire()
-        told = asyncio.Event()
-        waiting = asyncio.create_task(second.leadership.acquire("http://b", "b", second.lost.set, lambda _: told.set()))
-        await told.wait()
+        reported = asyncio.Event()
+        waiting = asyncio.create_task(
+            second.leadership.acquire("http://b", "b", second.lost.set, lambda _: reported.set())
+        )
+        await reported.wait()
         await first.leadership.release(ended=True)
         with pytest.raises(ClusterEnded):
             await waiting
@@ -129,13 +131,13 @@ async def test_a_waiting_driver_shows_the_leader_and_its_address(tmp_path: Path)
     async with candidates_on(tmp_path) as candidate:
         first, second = candidate("a"), candidate("b")
         await first.acquire()
-        told: asyncio.Queue[LeaderInfo] = asyncio.Queue()
-        waiting = asyncio.create_task(second.leadership.acquire("http://b", "b", second.lost.set, told.put_nowait))
-        leader = await told.get()
+        reported: asyncio.Queue[LeaderInfo] = asyncio.Queue()
+        waiting = asyncio.create_task(second.leadership.acquire("http://b", "b", second.lost.set, reported.put_nowait))
+        leader = await reported.get()
         assert (leader.rest, leader.app_id) == ("http://a", "a")
         await first.leadership.release()
         await waiting
-        assert told.empty(), "it is told once"
+        assert reported.empty(), "it is reported once"
 
 
 @pytest.mark.row("571.5")

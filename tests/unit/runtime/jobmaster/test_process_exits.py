@@ -8,7 +8,7 @@ from ckpt_runtime.jobmaster.slots import describe_exit, hint_of
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "reported"),
     [
         (None, "its process ended"),
         (3, "its process ended with exit code 3"),
@@ -22,8 +22,8 @@ from ckpt_runtime.jobmaster.slots import describe_exit, hint_of
         (255, "its process ended with exit code 255"),
     ],
 )
-def test_a_signal_is_named_with_what_it_usually_means(code: int | None, told: str) -> None:
-    assert describe_exit(code).startswith(told)
+def test_a_signal_is_named_with_what_it_usually_means(code: int | None, reported: str) -> None:
+    assert describe_exit(code).startswith(reported)
 
 
 @pytest.mark.parametrize("code", [0, 1, 127, 128, 1_000])

@@ -46,7 +46,7 @@ class TestWorkers:
             first, spare = world.held(slot)
             world.lose(world.workers[first.worker_id], "connection reset")
             assert slot.worker is spare
-            await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
+            await asyncio.wait_for(owner.changed.wait(), TIMEOUT_S)
             assert owner.events == [("worker lost", "0", f"worker {first.worker_id} was lost: connection reset")]
             assert world.agents["0"].of(KillWorker) == [KillWorker(first.worker_id)]
             await settle()
@@ -68,7 +68,7 @@ class TestWorkers:
             first, spare = world.held(slot)
             world.lose(world.workers[first.worker_id], "connection reset")
             assert (slot.worker, owner.events) == (spare, [])
-            assert world.agents["0"].of(KillWorker) == [], "what is killed now cannot be told from what was killed"
+            assert world.agents["0"].of(KillWorker) == [], "no worker has been killed so far"
             exited = WorkerExited(first.worker_id, -9)
             world.pool.peer_message(world.agents["0"], exited)
             ((kind, _, reason),) = owner.events
@@ -129,8 +129,8 @@ class TestWorkers:
             clock.now += 1
             world.pool.check()
             assert agent.of(KillWorker) == [KillWorker(spawn.worker)]
-            told = f"worker {spawn.worker} is killed: it has not registered, and has made no progress for 31 s"
-            assert warnings() == [told]
+            reported = f"worker {spawn.worker} is killed: it has not registered, and has made no progress for 31 s"
+            assert warnings() == [reported]
             clock.now += 29
             world.pool.check()
             assert len(agent.of(KillWorker)) == 1
@@ -201,8 +201,8 @@ class TestWorkers:
             await settle()
             assert worker not in slot.workers
             assert len(slot.workers) == 2
-            told = ("worker lost", "0", f"worker {worker.worker_id} was lost: the message X is malformed")
-            assert owner.events == ([told] if which == "active" else [])
+            reported = ("worker lost", "0", f"worker {worker.worker_id} was lost: the message X is malformed")
+            assert owner.events == ([reported] if which == "active" else [])
 
     async def test_an_agent_that_breaks_the_protocol_is_the_reason_for_its_lost_slot(self) -> None:
         async with holding(loss_grace_s=60) as (world, owner, _):
@@ -232,7 +232,7 @@ class TestLosses:
         (elsewhere,) = await world.pool.acquire(other, 1, [])
         await settle()
         world.lose(world.agents["0"], "reset")
-        await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
+        await asyncio.wait_for(owner.changed.wait(), TIMEOUT_S)
         assert owner.events == [("slot lost", "0", "slot 0 was lost: its slot agent was lost: reset")]
         assert other.events == []
         assert world.pool.all() == (kept, elsewhere)
@@ -248,7 +248,7 @@ class TestLosses:
             await settle()
             assert owner.events == []
             ended("0", RuntimeError("executor 1 was lost: Command exited with code 137"))
-            await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
+            await asyncio.wait_for(owner.changed.wait(), TIMEOUT_S)
             assert [event[2] for event in owner.events] == [
                 "slot 0 was lost: executor 1 was lost: Command exited with code 137"
             ]
@@ -265,7 +265,7 @@ class TestLosses:
             owner = Owner()
             await world.pool.acquire(owner, 1, [])
             world.agents["0"].last_heard = LONG_AGO
-            await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
+            await asyncio.wait_for(owner.changed.wait(), TIMEOUT_S)
             assert "no heartbeat for 5 s" in owner.events[0][2]
             assert world.cancelled == ["0"]
 
@@ -372,9 +372,9 @@ class TestAdoption:
             slot.worker.used = True
             world.pool.peer_message(slot.worker.peer, ENDED)
             assert owner.events[-1] == ("message", "1", ENDED)
-            owner.told.clear()
+            owner.changed.clear()
             world.lose(world.workers[slot.worker.worker_id])
-            await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
+            await asyncio.wait_for(owner.changed.wait(), TIMEOUT_S)
             assert owner.events[-1][:2] == ("worker lost", "1")
 
     async def test_agents_on_other_hosts_start_their_own_workers(self) -> None:

@@ -176,14 +176,14 @@ async def test_deletions_stop_after_closing(caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.usefixtures("patient")
 async def test_completions_are_not_reported_after_closing() -> None:
     """What follows would delete the job's directory."""
-    told: list[str] = []
+    reported: list[str] = []
 
     async with opened() as deletions:
         await attempted(deletions, Storage(away()).delete())
-        deletions.when_done(lambda: told.append("waited"))
+        deletions.when_done(lambda: reported.append("waited"))
         deletions.close()
-        deletions.when_done(lambda: told.append("at once"))
-    assert told == []
+        deletions.when_done(lambda: reported.append("at once"))
+    assert reported == []
 
 
 class _Timers:

@@ -24,7 +24,7 @@ ROWS = pa.record_batch({"n": [1, 2]})
 TOLD = to_arrow_schema("partition INT, attempt INT, id BIGINT")
 
 
-def told() -> tuple[int, int, int]:
+def reported() -> tuple[int, int, int]:
     task = TaskContext.get()
     assert task is not None
     return task.partitionId(), task.attemptNumber(), task.taskAttemptId()
@@ -35,7 +35,7 @@ def test_a_task_is_known_to_its_thread_while_it_runs() -> None:
     assert TaskContext.get() is None
     with running(one):
         with running(other):
-            assert told()[:2] == (2, 3)
+            assert reported()[:2] == (2, 3)
         assert TaskContext.get() is one
     assert TaskContext.get() is None
     assert one.taskAttemptId() != other.taskAttemptId()
@@ -45,13 +45,13 @@ def test_threads_started_by_a_task_have_its_context() -> None:
     with running(new_task(5, 1)), ThreadPoolExecutor(1) as pool:
         task = TaskContext.get()
         assert task is not None
-        assert pool.submit(task.taskAttemptId).result() == told()[2]
-        assert pool.submit(TaskContext.get).result() is None, "a thread would be told another task, or none of its own"
+        assert pool.submit(task.taskAttemptId).result() == reported()[2]
+        assert pool.submit(TaskContext.get).result() is None, "a thread would see the context of another task"
 
 
 def mapped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in batches:
-        yield pa.RecordBatch.from_pylist([dict(zip(TOLD.names, told(), strict=True))], schema=TOLD)
+        yield pa.RecordBatch.from_pylist([dict(zip(TOLD.names, reported(), strict=True))], schema=TOLD)
 
 
 def test_each_call_of_a_mapped_function_is_a_task_of_its_subtask() -> None:
@@ -71,15 +71,15 @@ class Telling(StatefulProcessor):
     """Gives the context that it sees in ``init`` and with each row."""
 
     def init(self, handle: Any) -> None:
-        self.first = told()
+        self.first = reported()
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for _ in rows:
-            assert told() == self.first
-            yield Row(**dict(zip(TOLD.names, told(), strict=True)))
+            assert reported() == self.first
+            yield Row(**dict(zip(TOLD.names, reported(), strict=True)))
 
     def close(self) -> None:
-        assert told() == self.first
+        assert reported() == self.first
 
 
 def test_a_processor_is_a_task_from_its_beginning_to_its_end(harness: type[Harness]) -> None:

@@ -22,7 +22,7 @@ from tests.support.processes import living
 LIMITS = ProcessLimits(time_s=60, memory_bytes=256 << 20, answer_bytes=1_000, file_bytes=1 << 20)
 
 
-@pytest.fixture(params=["told of ends", "looking for ends", "forked"])
+@pytest.fixture(params=["reported of ends", "looking for ends", "forked"])
 def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The module ``served`` runs the code that it is sent; ``answer`` is what it answers."""
     if request.param == "looking for ends":  # as where the system has no descriptors of processes

@@ -247,10 +247,10 @@ def test_an_unknown_job_is_named_in_flinks_own_words(send: Send) -> None:
     compared = 0
     for exchange in CONTRACT:
         body = exchange["response_body"]
-        told = body["errors"][0].split("\n")[0] if isinstance(body, dict) and body.get("errors") else ""
-        if told.endswith(f"NotFoundException: Job {UNKNOWN} not found") and "/rescales/" not in exchange["path"]:
+        reported = body["errors"][0].split("\n")[0] if isinstance(body, dict) and body.get("errors") else ""
+        if reported.endswith(f"NotFoundException: Job {UNKNOWN} not found") and "/rescales/" not in exchange["path"]:
             answer = send(exchange["method"], exchange["path"])
-            assert (answer.status_code, answer.json()) == (404, {"errors": [told]}), exchange["name"]
+            assert (answer.status_code, answer.json()) == (404, {"errors": [reported]}), exchange["name"]
             compared += 1
     assert compared >= 5
 

@@ -570,6 +570,6 @@ def test_input_is_handled_or_refused_by_name_in_every_state(event: core.JobInput
             assert job.machine.state is state or isinstance(event, INNER), state
             continue
         assert set(job.kinds()) <= set(get_args(core.JobOutput)), state
-        told = [output for output in job.last if isinstance(output, job_out.JobEnded)]
+        reported = [output for output in job.last if isinstance(output, job_out.JobEnded)]
         stored = isinstance(event, core.ResultStored) or job.machine.status is JobStatus.SUSPENDED
-        assert not told or stored or job.core.is_fenced, state
+        assert not reported or stored or job.core.is_fenced, state

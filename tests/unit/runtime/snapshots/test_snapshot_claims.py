@@ -244,12 +244,14 @@ class FailingRecord(JobRecord):
 
 
 def effects(
-    jobs: Jobs, claims: JobClaims, host: AtOnce, told: list[Any], record: JobRecord, *retained: CompletedCheckpoint
+    jobs: Jobs, claims: JobClaims, host: AtOnce, reported: list[Any], record: JobRecord, *retained: CompletedCheckpoint
 ) -> StorageEffects:
     """Of the second job under a driver that took it over."""
     entries = [RetainedCheckpoint(checkpoint) for checkpoint in retained]
     storage = jobs.storage(SECOND)
-    return StorageEffects(SECOND, storage, record, cast(Any, host), told.append, lambda: entries, range(3, 5), claims)
+    return StorageEffects(
+        SECOND, storage, record, cast(Any, host), reported.append, lambda: entries, range(3, 5), claims
+    )
 
 
 @pytest.mark.row("203.6")
@@ -260,10 +262,10 @@ def test_claimed_files_that_a_dead_driver_did_not_get_to_are_found_by_the_next(j
     claims = jobs.claim(claimed, SECOND)
     own = jobs.checkpoint(SECOND, 3, needed)
     discard(claimed)  # and there it died
-    host, told = AtOnce(), list[Any]()
-    shell = effects(jobs, claims, host, told, JobRecord(), own)
+    host, reported = AtOnce(), list[Any]()
+    shell = effects(jobs, claims, host, reported, JobRecord(), own)
     shell.execute(out.FindLeftovers())
-    (found,) = told
+    (found,) = reported
     assert found.shared == (unused.path,)
     shell.execute(out.DeleteSharedFiles(found.shared))
     assert [is_there(file) for file in (needed, unused, foreign)] == [True, False, True]
@@ -277,14 +279,14 @@ def test_claimed_files_of_a_disposal_that_fails_at_the_start_of_a_driver_are_fou
     claimed = jobs.checkpoint(FIRST, 2, shared)
     claims, own = jobs.claim(claimed, SECOND), jobs.checkpoint(SECOND, 3)
     disposal = disposal_of(claimed.directory, claimed=True)
-    host, told = AtOnce(), list[Any]()
-    shell = effects(jobs, claims, host, told, JobRecord(), own)
+    host, reported = AtOnce(), list[Any]()
+    shell = effects(jobs, claims, host, reported, JobRecord(), own)
     with monkeypatch.context() as patch:
         patch.setattr(SnapshotDisposal, "execute", _fail)
         shell.dispose({2: disposal})
         assert open_snapshot(claimed.directory).verify() == []
     shell.execute(out.FindLeftovers())
-    assert told[0].shared == (shared.path,)
+    assert reported[0].shared == (shared.path,)
 
 
 def _fail(*_: object) -> None:
@@ -298,9 +300,9 @@ def test_a_claimed_snapshot_that_a_dead_driver_did_not_get_to_keeps_its_files(jo
     claimed = jobs.checkpoint(FIRST, 2, shared)
     claims = jobs.claim(claimed, SECOND)
     own = jobs.checkpoint(SECOND, 3)
-    told = list[Any]()
-    effects(jobs, claims, AtOnce(), told, JobRecord(), own).execute(out.FindLeftovers())
-    assert told[0].shared == ()
+    reported = list[Any]()
+    effects(jobs, claims, AtOnce(), reported, JobRecord(), own).execute(out.FindLeftovers())
+    assert reported[0].shared == ()
     assert open_snapshot(claimed.directory).verify() == []
     discard(claimed)
     claims.release()

@@ -155,13 +155,13 @@ def test_the_files_of_a_backend_that_is_unknown_are_verified_and_not_read(tmp_pa
 
 @pytest.mark.row("203.4")
 def test_a_copy_is_the_same_in_any_file_system(base: Location, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     target = base.child("copies", "first")
-    copied = copy_snapshot(str(SAVEPOINT), target, lambda done, total: told.append((done, total)))
+    copied = copy_snapshot(str(SAVEPOINT), target, lambda done, total: reported.append((done, total)))
     assert copied.location == target.url
     assert (copied.files, copied.bytes) == (6, sum(map(len, content(SAVEPOINT).values())))
-    assert len(told) == 6
-    assert told[-1][0] == told[-1][1]
+    assert len(reported) == 6
+    assert reported[-1][0] == reported[-1][1]
     assert verify_snapshot(open_snapshot(target)) == []
     back = tmp_path / "back"
     copy_snapshot(target, resolve(back))

@@ -45,14 +45,14 @@ def begin(directory: Path, worker: str, archive: Path) -> subprocess.Popen[str]:
 def test_the_installed_pyspark_is_imported_before_anything_is_forked(tmp_path: Path) -> None:
     version = installed_version()
     assert version is not None
-    told, _ = begin(tmp_path, SAYS_WHICH, zipped(tmp_path, version)).communicate(timeout=120)
-    assert Path(told.strip()).parent == INSTALLED
+    reported, _ = begin(tmp_path, SAYS_WHICH, zipped(tmp_path, version)).communicate(timeout=120)
+    assert Path(reported.strip()).parent == INSTALLED
 
 
 def test_the_zipped_pyspark_stays_when_the_installed_one_is_another_release(tmp_path: Path) -> None:
     archive = zipped(tmp_path, "0.0.1")
-    told, _ = begin(tmp_path, SAYS_WHICH, archive).communicate(timeout=120)
-    assert told.strip() == str(archive / "pyspark" / "__init__.py")
+    reported, _ = begin(tmp_path, SAYS_WHICH, archive).communicate(timeout=120)
+    assert reported.strip() == str(archive / "pyspark" / "__init__.py")
 
 
 def test_spark_s_own_daemon_takes_over_when_an_import_has_started_a_thread(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ TRACE = "\n\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "reported"),
     [
         (
             CALL + BARRIER + LOST.format(1, "caused by one of", "Command exited with code 137") + TRACE,
@@ -41,8 +41,8 @@ TRACE = "\n\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.
         (CALL, "Spark gave no reason"),
     ],
 )
-def test_failure_is_described_in_one_line(message: str, told: str) -> None:
-    assert stage_failure(message) == told
+def test_failure_is_described_in_one_line(message: str, reported: str) -> None:
+    assert stage_failure(message) == reported
 
 
 def test_description_of_a_failure_is_bounded() -> None:

@@ -82,10 +82,10 @@ subprocess.run([sys.executable, "-c", {OUTPUT!r}, sys.argv[1]], stdout=pipe, std
     ],
 )
 def test_the_file_is_found_that_output_is_appended_to(tmp_path: Path, script: str, mode: str, found: bool) -> None:
-    log, told = tmp_path / "log", tmp_path / "told"
+    log, reported = tmp_path / "log", tmp_path / "reported"
     with log.open(mode) as output:
-        subprocess.run([sys.executable, "-c", script, str(told)], stdout=output, stderr=output, check=True)
-    assert told.read_text().strip() == (str(log) if found else "None")
+        subprocess.run([sys.executable, "-c", script, str(reported)], stdout=output, stderr=output, check=True)
+    assert reported.read_text().strip() == (str(log) if found else "None")
 
 
 def test_a_session_looks_after_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

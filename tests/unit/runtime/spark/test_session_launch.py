@@ -76,19 +76,19 @@ def test_a_session_starts_says_where_it_is_and_stops(
     )  # fmt: skip
     try:
         assert info.rest_url == "http://127.0.0.1:8081"
-        told = seen(info)
-        arguments = told["argv"]
+        reported = seen(info)
+        arguments = reported["argv"]
         assert isinstance(arguments, list)
         assert arguments[arguments.index("--master") + 1] == "local[3]"
-        assert told["properties"] == "spark.ui.enabled=false\nspark.x=y\n"
-        assert told["mode"] == 0o600
+        assert reported["properties"] == "spark.ui.enabled=false\nspark.x=y\n"
+        assert reported["mode"] == 0o600
         assert not Path(arguments[arguments.index("--properties-file") + 1]).exists()
-        assert told["options"] == {"parallelism.default": "2", "my.db.password": "hush"}
+        assert reported["options"] == {"parallelism.default": "2", "my.db.password": "hush"}
         assert not Path(arguments[arguments.index("--configuration-file") + 1]).exists()
         assert "hush" not in str(arguments)
         assert arguments[arguments.index("--rest-port") + 1] == "9"
         assert arguments[arguments.index("--work-dir") + 1] == str(tmp_path / "work")
-        assert told["token"] == "t0ken"
+        assert reported["token"] == "t0ken"
         assert not any("t0ken" in str(argument) for argument in arguments)
         assert [path for path in log_file.parent.iterdir() if path.stat().st_mode & 0o077] == []
         assert log_file.parent.stat().st_mode & 0o777 == 0o700
@@ -111,7 +111,7 @@ def test_a_session_makes_up_a_token_unless_it_is_to_have_none(
         finally:
             stop_session(info)
     assert len(tokens) == 2
-    assert all(told == given and len(given) >= 40 for told, given in tokens)
+    assert all(reported == given and len(given) >= 40 for reported, given in tokens)
 
 
 def test_a_configured_token_is_the_sessions_and_leaves_the_command_line(
@@ -173,10 +173,10 @@ def test_an_open_session_has_no_token_and_inherits_none(
     monkeypatch.setenv(TOKEN_VARIABLE, "of the surroundings")
     info = start_session("spark://host:7077", 3, log_file=log_file, authenticated=False)
     try:
-        told = seen(info)
-        assert told["token"] is None
-        assert told["options"] == {"rest.authentication": "NONE"}
-        assert "spark://host:7077" in str(told["argv"])
+        reported = seen(info)
+        assert reported["token"] is None
+        assert reported["options"] == {"rest.authentication": "NONE"}
+        assert "spark://host:7077" in str(reported["argv"])
     finally:
         stop_session(info)
 
@@ -199,10 +199,10 @@ def test_slots_limit_the_cores_taken_from_a_standalone_master(
     use_spark_submit(tmp_path, monkeypatch, READY)
     info = start_session(master, slots, log_file=log_file, spark_conf=given)
     try:
-        told = seen(info)
-        arguments = told["argv"]
+        reported = seen(info)
+        arguments = reported["argv"]
         assert isinstance(arguments, list)
-        assert [line for line in str(told["properties"]).splitlines() if "spark.cores.max" in line] == expected
+        assert [line for line in str(reported["properties"]).splitlines() if "spark.cores.max" in line] == expected
         assert arguments[arguments.index("--master") + 1] == ("local[2]" if master == "local" else master)
     finally:
         stop_session(info)

@@ -97,7 +97,7 @@ async def test_agent_registers_with_its_identity_and_kills_no_worker_that_it_doe
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         (b"\x81\xa4type\xa8nonsense", "the driver may not send message 'nonsense' here"),
         (b"\x82\xa4type\xabSpawnWorker\xa6worker\x05", "the message SpawnWorker of the driver is malformed"),
@@ -105,12 +105,12 @@ async def test_agent_registers_with_its_identity_and_kills_no_worker_that_it_doe
     ],
 )
 async def test_agent_that_cannot_understand_the_driver_ends_with_its_workers(
-    use_worker: Callable[[str], Path], body: bytes, told: str
+    use_worker: Callable[[str], Path], body: bytes, reported: str
 ) -> None:
     started = use_worker(OBEDIENT)
     before = set(children(os.getpid()))
     driver = SlotListener()
-    with pytest.raises(MalformedMessageError, match=told):
+    with pytest.raises(MalformedMessageError, match=reported):
         async with running_agent(driver, Spawner()):
             driver.send(SpawnWorker("w1"))
             await until(started.exists)
@@ -159,16 +159,16 @@ async def test_the_progress_of_a_worker_is_reported_on_request_and_changes_only_
 
     async with opened() as driver:
         driver.send(SpawnWorker("w1"))
-        told: set[int] = set()
+        reported: set[int] = set()
 
         async def works() -> None:
             assert spawned[0].stdin is not None
             spawned[0].stdin.write(b"more\n")
-            before = len(told)
+            before = len(reported)
             async with asyncio.timeout(TIMEOUT_S):
-                while len(told) == before:
+                while len(reported) == before:
                     await driver.answers("w1", "unknown")
-                    told.update(driver.progress.values())
+                    reported.update(driver.progress.values())
                     assert driver.progress.keys() == {"w1"}
 
         await driver.answers()

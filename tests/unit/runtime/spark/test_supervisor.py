@@ -55,12 +55,12 @@ def work():
         os.kill(os.getpid(), signal.SIGSEGV)
     time.sleep(600)
 
-told, telling = os.pipe()
+reported, telling = os.pipe()
 supervisor = os.fork()
 if supervisor == 0:
     keep(work, lambda worker: os.write(telling, str(worker).encode()), directory)
 os.close(telling)
-print(json.dumps([supervisor, int(os.read(told, 100))]), flush=True)
+print(json.dumps([supervisor, int(os.read(reported, 100))]), flush=True)
 _, status = os.waitpid(supervisor, 0)
 print(os.waitstatus_to_exitcode(status), flush=True)
 """

@@ -159,7 +159,7 @@ def test_worker_ends_with_the_drivers_connection(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "reported"),
     [
         (b"\x81\xa4type\xa8nonsense", "the driver may not send message 'nonsense' here"),
         (
@@ -170,10 +170,10 @@ def test_worker_ends_with_the_drivers_connection(driver: Driver) -> None:
         (struct.pack("<I", 1 << 31), "of 2147483648 bytes was announced"),
     ],
 )
-def test_worker_refuses_a_driver_that_it_cannot_understand(driver: Driver, body: bytes, told: str) -> None:
+def test_worker_refuses_a_driver_that_it_cannot_understand(driver: Driver, body: bytes, reported: str) -> None:
     raw = driver.connection._connection
-    raw.sendall(body if "announced" in told else struct.pack("<I", len(body)) + body)
-    with pytest.raises(MalformedMessageError, match=told):
+    raw.sendall(body if "announced" in reported else struct.pack("<I", len(body)) + body)
+    with pytest.raises(MalformedMessageError, match=reported):
         driver.worker.run()
 
 
@@ -449,10 +449,10 @@ def test_error_whose_text_cannot_be_made_is_reported(driver: Driver, error: Exce
         driver.worker.state_changed(subtask, error)
     finally:
         driver.worker._job = None
-    told = driver.receive(TaskStateChanged).failure
-    assert told is not None
-    assert told.recoverable
-    assert len(told.cause.message) < 10_000
+    reported = driver.receive(TaskStateChanged).failure
+    assert reported is not None
+    assert reported.recoverable
+    assert len(reported.cause.message) < 10_000
 
 
 @pytest.mark.parametrize("error", [Unprintable(), ValueError("\ud800")])
@@ -568,10 +568,10 @@ def test_a_lost_channel_is_reported_as_a_secondary_failure_and_logged_without_a_
         driver.worker.state_changed(subtask, error)
     finally:
         driver.worker._job = None
-    told = driver.receive(TaskStateChanged).failure
-    assert told is not None
-    assert told.consequence
-    assert "Traceback" not in told.cause.stack_trace + caplog.text
+    reported = driver.receive(TaskStateChanged).failure
+    assert reported is not None
+    assert reported.consequence
+    assert "Traceback" not in reported.cause.stack_trace + caplog.text
     assert "connection to worker h:1 lost" in caplog.text
     assert not describe_error(ConnectionError("of user code")).consequence
 
