@@ -321,7 +321,8 @@ def test_batches_follow_each_other_where_a_source_of_spark_ends_with_what_is_the
 def test_sources_whose_batches_or_subtasks_meet_are_in_step_by_query(ends: bool, united: bool) -> None:
     """One whose subtasks meet no others runs by itself, and so do all that do not end.
 
-    Where they are ``united``, event time is that of the rows of both; it needs batches.
+    One that leaves its last batch to the next run may not meet another one. Where they are ``united``, event time is
+    that of the rows of both; it needs batches.
     """
     plan = LogicalPlan("job")
     spec = SourceSpec(FakeDataSource, {"availableNow": str(ends)})
@@ -346,12 +347,17 @@ def test_sources_whose_batches_or_subtasks_meet_are_in_step_by_query(ends: bool,
         with pytest.raises(PlanError, match="where streams meet"):
             compile_plan(plan)
     assert not united or compiled.specs["met"] == replace(met.spec, by_ranges=True, by_batches=True)
-    in_step = [uid for uid, each in compiled.specs.items() if isinstance(each, EnumeratorSpec) and each.in_step]
-    assert in_step == (["b", "a", "c"] if ends else [])
+    sources = {uid: each for uid, each in compiled.specs.items() if isinstance(each, EnumeratorSpec)}
+    assert [uid for uid, each in sources.items() if each.in_step] == (["b", "a", "c", "e"] if ends else [])
+    assert [uid for uid, each in sources.items() if each.keeps_last] == (["e"] if ends else [])
     heads = {vertex.id: vertex.operators[0].uid for vertex in compiled.job_graph.vertices}
     groups = compiled.job_graph.alignment_groups.items()
     found = {group: sorted(heads[vertex] for vertex, _ in members) for group, members in groups}
-    queries = {f"{BATCHES}a": ["a", "b", "counted", "met"], f"{BATCHES}c": ["c", "other"]}
+    queries = {
+        f"{BATCHES}a": ["a", "b", "counted", "met"],
+        f"{BATCHES}c": ["c", "other"],
+        f"{BATCHES}e": ["e", "without-last"],
+    }
     assert found == (queries if ends else {})
 
 
