@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from ckpt_runtime.connectors.kafka_reader import (
     partition_of,
     place,
 )
+from ckpt_runtime.expressions.regex import compile_java
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.kafka_options import (
     EARLIEST,
@@ -217,7 +217,7 @@ class _Brokers:
                 )
             return asked & there
         if wanted.pattern is not None:
-            names = [name for name in topics if re.fullmatch(wanted.pattern, name)]
+            names = [name for name in topics if compile_java(wanted.pattern).fullmatch(name)]
         else:
             for name in wanted.topics:
                 error = topics[name].error if name in topics else None

@@ -16,16 +16,17 @@ from ckpt_runtime.frontend.typed_plan import (
     Join,
     PlanNode,
     StatefulFunction,
-    StaticTable,
     Watermark,
+    joins_streams,
 )
 from ckpt_runtime.graph import specs
+from ckpt_runtime.graph.event_time import NO_ROWS
 
 
 def _is_stateful(node: PlanNode, nodes: Sequence[PlanNode]) -> bool:
-    if isinstance(node, Join):
-        return not any(isinstance(nodes[at], StaticTable) for at in node.inputs)
-    return isinstance(node, Aggregate | Deduplicate | StatefulFunction)
+    return isinstance(node, Aggregate | Deduplicate | StatefulFunction) or (
+        isinstance(node, Join) and joins_streams(node, nodes)
+    )
 
 
 def _reads_event_time(node: PlanNode, mode: str) -> bool:
@@ -76,8 +77,7 @@ class QueryWatermarks:
 
 def only_event_time(operators: QueryOperators, node: PlanNode, inputs: Inputs, wanted: PlanNode) -> Inputs:
     """Adds operators that give the watermarks of a node, and no rows with the columns of another one."""
-    nothing = specs.ConditionSpec(Literal(False, "boolean"))
-    passed = operators.apply(nothing, inputs, arrow_schema(node.columns), None)
+    passed = operators.apply(NO_ROWS, inputs, arrow_schema(node.columns), None)
     schema = arrow_schema(wanted.columns)
     nulls = (Literal(None, column.type) for column in wanted.columns)
     return operators.apply(

@@ -23,8 +23,8 @@ from ckpt_runtime.frontend.typed_plan import (
     PlanNode,
     Project,
     Sort,
-    StaticTable,
     TypedAggregate,
+    joins_streams,
 )
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.aggregates import AGGREGATES, GroupAggregate, accepts
@@ -66,7 +66,7 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
                 "orderBy",
                 "a stream has no last row: only the result of an aggregation in output mode complete can have it",
             )
-        if isinstance(node, Join) and not any(isinstance(nodes[at], StaticTable) for at in node.inputs):
+        if isinstance(node, Join) and joins_streams(node, nodes):
             _check_join(mode, node)
         if isinstance(node, Limit) and mode == "update":
             raise PlanError("limit", "it needs output mode append or complete, as in Spark")

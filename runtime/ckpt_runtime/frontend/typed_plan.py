@@ -6,6 +6,7 @@ node; where one relation becomes several nodes, the last of them has it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 from typing import Literal as OneOf
 
@@ -209,6 +210,11 @@ PlanNode: TypeAlias = (
     | StatefulFunction
     | Join
 )
+
+
+def joins_streams(node: Join, nodes: Sequence[PlanNode]) -> bool:
+    """Whether both inputs of a join of ``nodes`` are streams: it then keeps their rows in state."""
+    return not any(isinstance(nodes[at], StaticTable) for at in node.inputs)
 
 
 CONFIGURED = frozenset({"spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive"})

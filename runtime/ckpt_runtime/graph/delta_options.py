@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from ckpt_runtime.configuration.option import SIZE_FORM, MemorySizeType
 from ckpt_runtime.expressions.functions.casts import caster
+from ckpt_runtime.expressions.regex import compile_java
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option
@@ -142,9 +144,9 @@ def excluded_paths(options: Mapping[str, Any]) -> re.Pattern[str] | None:
     """Option ``excludeRegex``, which a file's path in the log must not contain. Raises PlanError for a bad pattern."""
     text: str | None = options["excludeRegex"]
     try:
-        return None if text is None else re.compile(text)
-    except re.error as error:
-        raise PlanError("option 'excludeRegex'", f"{text!r} is not a regular expression: {error}") from None
+        return None if text is None else compile_java(text)
+    except UnsupportedExpressionError as error:
+        raise PlanError("option 'excludeRegex'", str(error)) from None
 
 
 def columns_of(text: str) -> pa.Schema:

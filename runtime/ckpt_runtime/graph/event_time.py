@@ -44,7 +44,8 @@ from ckpt_runtime.graph.specs import (
 
 _KEEP_COLUMNS = (ConditionSpec, ObserveSpec, GenerateSpec, PythonFunctionsSpec, DeduplicateSpec, LimitSpec)
 """Specs of operators that emit their input's columns unchanged."""
-_NOTHING = ConditionSpec(Literal(False, "boolean"))
+NO_ROWS = ConditionSpec(Literal(False, "boolean"))
+"""Only watermarks pass this operator."""
 
 
 def has_watermark(inputs: Sequence[LogicalInput]) -> bool:
@@ -71,7 +72,7 @@ def event_time_column(inputs: Sequence[LogicalInput]) -> str | None:
 
 def _has_no_rows(node: LogicalNode) -> bool:
     """Whether only watermarks come from an operator (``frontend/query_watermark.py``)."""
-    return any(edge.node.spec == _NOTHING for edge in node.inputs)
+    return any(edge.node.spec == NO_ROWS for edge in node.inputs)
 
 
 def _column_of(node: LogicalNode) -> str | None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ckpt_runtime.expressions.regex import compile_java
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option
 
@@ -150,9 +152,9 @@ def subscription(options: Mapping[str, Any]) -> KafkaSubscription:
         return KafkaSubscription(partitions=partitions)
     if options["subscribePattern"]:
         try:
-            re.compile(options["subscribePattern"])
-        except re.error as error:
-            raise PlanError("option 'subscribePattern'", f"it is not a regular expression: {error}") from None
+            compile_java(options["subscribePattern"])
+        except UnsupportedExpressionError as error:
+            raise PlanError("option 'subscribePattern'", str(error)) from None
         return KafkaSubscription(pattern=options["subscribePattern"])
     topics = tuple(name.strip() for name in options["subscribe"].split(",") if name.strip())
     if not topics:

@@ -343,7 +343,7 @@ def test_files_with_deletion_vectors_are_refused_by_name_in_a_snapshot_and_in_a_
         ({"startingTimestamp": "yesterday"}, "'yesterday' is not a date or a time"),
         ({"maxBytesPerTrigger": "0"}, "option 'maxBytesPerTrigger': '0' is not .*, at least 1"),
         ({"maxBytesPerTrigger": "much"}, "option 'maxBytesPerTrigger': 'much' is not"),
-        ({"excludeRegex": "("}, r"option 'excludeRegex': '\(' is not a regular expression"),
+        ({"excludeRegex": "("}, r"option 'excludeRegex': the regular expression '\('"),
         ({"startingTimestamp": "2026-11-01T00:00:00Z", "startingVersion": "1"}, "set only one of them"),
         ({"readChangeFeed": "true"}, "does not know it"),
         ({"maxFilesPerTrigger": "0"}, "maxFilesPerTrigger"),
