@@ -25,14 +25,13 @@ from typing import Any, ClassVar, TypedDict
 import pyarrow as pa
 
 from ckpt_runtime.connectors.postgres_sink import Database
-from ckpt_runtime.graph.formats import source_options, source_schema
+from ckpt_runtime.connectors.splits import BuiltInSource
 from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.postgres_options import LATEST, import_driver, readable_types, settle_ms, starting_value
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sources import (
     PositionKind,
-    Source,
     Split,
     SplitEnumerator,
     SplitReader,
@@ -89,24 +88,13 @@ class _ValueRange(TypedDict):
     upto: int
 
 
-class PostgresSource(Source):
+class PostgresSource(BuiltInSource):
     """The source of format ``postgresql``."""
 
     state_type: Any = _ReadUpTo
     description_type: Any = _ValueRange
     position_type: Any = int
     start_positions: ClassVar[frozenset[PositionKind]] = frozenset({"earliest", "latest", "timestamp", "offsets"})
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(options)
-        self._values = source_options("postgresql", options)
-
-    @classmethod
-    def name(cls) -> str:
-        return "postgresql"
-
-    def schema(self, declared: pa.Schema | None) -> pa.Schema:
-        return source_schema("postgresql", self.options, declared)
 
     def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
         return PostgresEnumerator(self._values, schema, state, bounded=bounded)

@@ -98,6 +98,29 @@ def combined(spark: SparkSession, source: str, output: str) -> StreamingQuery:
     return writer.trigger(availableNow=True).start()
 
 
+def stored(spark: SparkSession, source: str, output: str) -> StreamingQuery:
+    """The function reads its frame several times, keeps it in memory, and writes it to several places. The frames are
+    larger than what Spark Connect puts into a plan, and a view of the first one remains for the calls that follow."""
+    spark.conf.set("spark.sql.session.localRelationCacheThreshold", 100_000)
+    rows = spark.readStream.schema("n BIGINT, text STRING").option("maxFilesPerTrigger", 1).parquet(source)
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        kept = batch.persist()
+        counts = [kept.count(), batch.count(), batch.where("n % 2 = 0").count()]
+        batch.createOrReplaceTempView("latest")
+        if batch_id == 0:
+            batch.groupBy("text").agg(F.min("n").alias("first")).createOrReplaceTempView("firsts")
+        for name, part in (("whole", batch), ("even", batch.where("n % 2 = 0"))):
+            part.write.mode("overwrite").parquet(f"{output}/{name}/{batch_id}")
+        merged = batch.sparkSession.sql("SELECT sum(n - first), count(*) FROM latest JOIN firsts USING (text)").first()
+        kept.unpersist()
+        assert merged is not None
+        Path(output, f"{batch_id}.json").write_text(json.dumps([batch.schema.simpleString(), *counts, *merged]))
+
+    writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", f"{output}/state")
+    return writer.trigger(availableNow=True).start()
+
+
 def files(spark: SparkSession, source: str, rate: str, output: str) -> None:
     """Rows as CSV and as JSON, by Spark's batch writer, and as Parquet, by the engine."""
     rows = spark.readStream.format("replay").schema("n BIGINT").option("rowsPerSecond", rate).load(source)
