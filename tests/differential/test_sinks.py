@@ -39,7 +39,7 @@ from tests.support.object_store import ObjectStore, keys, unfinished_uploads
 from tests.support.pipelines import batch_functions
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -199,6 +199,11 @@ def names_of_blocks(spark: SparkSession) -> list[str]:
     return names
 
 
+def views_of_frames(spark: SparkSession) -> DataFrame:
+    """The views in which large frames are during a call; they have the id of a sink in their names."""
+    return spark.sql("SHOW VIEWS IN global_temp").where("viewName RLIKE '^ckpt_[0-9a-f]{16}_'")
+
+
 def is_empty(directory: Path) -> bool:
     return not directory.exists() or not any(directory.iterdir())
 
@@ -248,6 +253,7 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
     numbers_ = [row["n"] for file in (output / "epochs").iterdir() for row in json.loads(file.read_text())]
     assert sorted(numbers_) == list(range(4_000))
     assert is_empty(checkpoints / "staged")
+    assert views_of_frames(spark).isEmpty()
 
 
 @pytest.mark.row("ends.1")
@@ -298,7 +304,7 @@ def test_large_frames_are_read_again_and_written_to_several_places_as_in_spark_w
             found, wanted = (spark.read.parquet(str(place / name / str(batch))) for place in (ours, theirs))
             assert found.exceptAll(wanted).isEmpty()
             assert wanted.exceptAll(found).isEmpty()
-    assert spark.sql("SHOW VIEWS IN global_temp").where("namespace = 'global_temp'").isEmpty()
+    assert views_of_frames(spark).isEmpty()
     assert [name for name in names_of_blocks(spark) if name.startswith(("cache_", "rdd_"))] == []
 
 

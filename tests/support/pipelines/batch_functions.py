@@ -48,6 +48,8 @@ class Epochs:
 
 
 def pipeline(spark: SparkSession, source: str, rate: str, output: str, faults: str) -> None:
+    """Some of the frames are larger than what Spark Connect puts into a plan."""
+    spark.conf.set("spark.sql.session.localRelationCacheThreshold", 2_000)
     rows = spark.readStream.format("replay").schema(SCHEMA).option("rowsPerSecond", rate).load(source)
     doubled = rows.hint("uid", "rows").withColumn("twice", F.col("n") * 2)
     seen: list[int] = []
