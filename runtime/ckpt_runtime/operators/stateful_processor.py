@@ -209,10 +209,10 @@ class StatefulProcessorOperator(Operator):
             groups = key_groups_of(hash_columns(keys, self._spec.keys), self._backend.max_parallelism)
             own = pa.array((groups >= self._backend.key_groups.first) & (groups <= self._backend.key_groups.last))
             rows = batch.select(list(range(width, batch.num_columns)))
-            groups = self._new_groups()
-            for key, its_rows in groups.beside(keys.filter(own), rows.filter(own)):
+            by_key = self._new_groups()
+            for key, its_rows in by_key.beside(keys.filter(own), rows.filter(own)):
                 self._backend.prefetch([key])
-                given = groups.given(key)
+                given = by_key.given(key)
                 with self._user_code("handleInitialState", key):
                     self._cursor.key = key
                     for row in its_rows:
