@@ -39,7 +39,7 @@ from tests.support.object_store import ObjectStore, keys, unfinished_uploads
 from tests.support.pipelines import batch_functions
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -183,6 +183,27 @@ def typed(directory: Path, count: int) -> str:
     return str(directory / "typed.parquet")
 
 
+def names_of_blocks(spark: SparkSession) -> list[str]:
+    """The blocks that Spark stores in memory or on disk. Fields are read one by one: the methods have shaded types."""
+
+    def value(of: Any, class_name: str, field_name: str) -> Any:
+        field = spark._jvm.java.lang.Class.forName(f"org.apache.spark.{class_name}").getDeclaredField(field_name)
+        field.setAccessible(True)
+        return field.get(of)
+
+    manager = value(spark._jsc.sc().env(), "SparkEnv", "blockManager")
+    entries = value(manager, "storage.BlockManager", "blockInfoManager").entries()
+    names = []
+    while entries.hasNext():
+        names.append(entries.next()._1().name())
+    return names
+
+
+def views_of_frames(spark: SparkSession) -> DataFrame:
+    """The views in which large frames are during a call; they have the id of a sink in their names."""
+    return spark.sql("SHOW VIEWS IN global_temp").where("viewName RLIKE '^ckpt_[0-9a-f]{16}_'")
+
+
 def is_empty(directory: Path) -> bool:
     return not directory.exists() or not any(directory.iterdir())
 
@@ -232,6 +253,7 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
     numbers_ = [row["n"] for file in (output / "epochs").iterdir() for row in json.loads(file.read_text())]
     assert sorted(numbers_) == list(range(4_000))
     assert is_empty(checkpoints / "staged")
+    assert views_of_frames(spark).isEmpty()
 
 
 @pytest.mark.row("ends.1")
@@ -251,6 +273,39 @@ def test_frames_and_views_of_the_program_meet_those_of_a_function_as_in_spark(
     )
     cluster.wait_for_status(job, JobStatus.FINISHED)
     assert (ours / "0.json").read_text() == (theirs / "0.json").read_text()
+
+
+@pytest.mark.row("ends.1")
+def test_large_frames_are_read_again_and_written_to_several_places_as_in_spark_which_keeps_none_of_them(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    source, theirs, ours = (tmp_path / name for name in ("in", "spark", "engine"))
+    for directory in (source, theirs, ours):
+        directory.mkdir()
+    for file in range(3):
+        rows = {
+            "n": [7 * file + n for n in range(9_000)],
+            "text": [f"the text of number {n % 300}" for n in range(9_000)],
+        }
+        pq.write_table(pa.table(rows), source / f"{file}.parquet")
+        os.utime(source / f"{file}.parquet", (1_000 + file, 1_000 + file))
+    batch_functions.stored(spark, str(source), str(theirs)).awaitTermination()
+    spark.conf.unset("spark.sql.session.localRelationCacheThreshold")
+    job = cluster.submit(
+        PIPELINES / "batch_functions.py",
+        entry="batch_functions:stored",
+        arguments=[str(source), str(ours)],
+        configuration=fast(restart_strategy__type="none"),
+    )
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    for batch in range(3):
+        assert (ours / f"{batch}.json").read_text() == (theirs / f"{batch}.json").read_text()
+        for name in ("whole", "even"):
+            found, wanted = (spark.read.parquet(str(place / name / str(batch))) for place in (ours, theirs))
+            assert found.exceptAll(wanted).isEmpty()
+            assert wanted.exceptAll(found).isEmpty()
+    assert views_of_frames(spark).isEmpty()
+    assert [name for name in names_of_blocks(spark) if name.startswith(("cache_", "rdd_"))] == []
 
 
 VALUES = pa.schema(

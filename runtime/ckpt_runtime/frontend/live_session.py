@@ -13,9 +13,13 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
 """PySpark's variables for a remote Spark; they make ``builder.getOrCreate()`` return a program's captured session."""
@@ -72,9 +76,43 @@ def session_of_query(program: Any, url: str, job_id: str, uid: str, configuratio
         SparkSession._set_default_and_active_session(program)
         query = type(program)(program.client._builder)
         query.program = program
+        query.configuration = configuration
         _connect(query, url, f"{job_id}/{uid}", configuration)
         _let_frames_meet()
         return query
+
+
+@contextmanager
+def frame_of(query: Any, rows: pa.Table, schema: Any, name: str) -> Iterator[Any]:
+    """Yields rows as a frame of a query's session, with Spark's ``schema``. Afterwards Spark forgets the rows.
+
+    Rows that are too large for a plan are in a view of the application, ``name``, for so long. An attempt that dies
+    leaves the view, which the next one replaces.
+    """
+    # The types in which a client sends rows may take twice the bytes.
+    if 2 * rows.nbytes < int(query.conf.get("spark.sql.session.localRelationCacheThreshold")):
+        yield query.createDataFrame(rows, schema)
+        return
+    put_view(query, rows, schema, name)
+    try:
+        yield query.table(f"{query.conf.get('spark.sql.globalTempDatabase')}.{name}")
+    finally:
+        query.catalog.dropGlobalTempView(name)
+
+
+def put_view(query: Any, rows: pa.Table, schema: Any, name: str) -> None:
+    """Makes rows a view that all sessions of Spark's application see, or replaces the rows of the view.
+
+    The server keeps rows that are too large for a plan until the session ends that has sent them, which is therefore
+    one of its own.
+    """
+    sender = type(query)(query.client._builder)
+    _open(sender, query.client._channel.live.url, uuid.uuid4(), query.configuration)
+    try:
+        sender.createDataFrame(rows, schema).createOrReplaceGlobalTempView(name)
+    finally:
+        sender.client.release_session()
+        sender.client._channel.live.close()
 
 
 @cache
@@ -114,22 +152,27 @@ def _let_frames_meet() -> None:
         setattr(DataFrame, name, copying(getattr(DataFrame, name)))
 
 
-def _connect(session: Any, url: str, identity: str, configuration: Mapping[str, str]) -> None:
-    from pyspark.errors import PySparkException
-
+def _open(session: Any, url: str, identity: uuid.UUID, configuration: Mapping[str, str]) -> None:
+    """Connects a session of PySpark to the server's session of this identity, with the program's options of Spark."""
     client = session.client
     if client._channel.live is not None:
         client._channel.live.close()
     client._channel.live = RealChannel(url)
-    client._session_id = str(uuid.uuid5(_SESSIONS, identity))
+    client._session_id = str(identity)
     client._artifact_manager._session_id = client._session_id
     client._server_session_id = None
-    session.interruptAll()
     for key, value in configuration.items():
         session.conf.set(key, value)
-    for name, command in _commands(client._builder.capture):
+
+
+def _connect(session: Any, url: str, identity: str, configuration: Mapping[str, str]) -> None:
+    from pyspark.errors import PySparkException
+
+    _open(session, url, uuid.uuid5(_SESSIONS, identity), configuration)
+    session.interruptAll()
+    for name, command in _commands(session.client._builder.capture):
         try:
-            client.execute_command(command)
+            session.client.execute_command(command)
         except PySparkException as error:
             logger.warning("%s of the program is not there in functions of foreachBatch: %s", name, error)
 
