@@ -58,6 +58,8 @@ class SourceSpec(_ConnectorSpec):
     program: UserFunction | None = None
 
 
+ZONE_OPTION = "spark.sql.session.timeZone"
+"""The option of Spark with the time zone in which Python functions get times."""
 ROWS_OPTION = "spark.sql.execution.arrow.maxRecordsPerBatch"
 MOST_ROWS = 10_000
 """Maximum number of rows that a Python function gets at once, which is Spark's default."""
@@ -343,6 +345,7 @@ class ProcessSpec:
     and states of many keys. ``output_event_time`` is the event time column of its output, if it has one.
     ``initial_state`` is the file of a static table: a column for each of ``keys``, then the columns of its rows.
     ``settings`` are the options of Spark that decide the size of frames and the conversion of their columns.
+    ``result_zone`` is the time zone of times without one that the processor returns; None: the session's.
     """
 
     keys: tuple[str, ...]
@@ -356,6 +359,7 @@ class ProcessSpec:
     initial_state: str | None = None
     in_arrow: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
+    result_zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

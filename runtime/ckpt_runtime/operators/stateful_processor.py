@@ -27,7 +27,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, ProcessorTrigger
 from ckpt_runtime.frontend.static_tables import read_table
-from ckpt_runtime.graph.specs import ProcessSpec, most_rows
+from ckpt_runtime.graph.specs import ZONE_OPTION, ProcessSpec, most_rows
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
@@ -115,8 +115,8 @@ class StatefulProcessorOperator(Operator):
         self.requires_final_checkpoint = getattr(self._processor, "requires_final_checkpoint", False) is True
         self._cursor = KeyCursor()
         self._handle: HostedHandle | None = None
+        self._zone = spec.settings.get(ZONE_OPTION, "UTC")
         self._groups = self._new_groups()
-        self._frames = self._groups if isinstance(self._groups, FrameGroups) else None
         # A frame holds many rows, so it is taken apart at once.
         self._most_pending = 1 if spec.in_pandas else PENDING_ROWS
         self._key_class = row_class(spec.keys)
@@ -166,7 +166,10 @@ class StatefulProcessorOperator(Operator):
 
     def _new_results(self) -> Results:
         if self._spec.in_pandas:
-            return FramesToBatch(self.context.uid, self._spec.output_schema, self._cursor, self._spec.settings)
+            spec = self._spec
+            return FramesToBatch(
+                self.context.uid, spec.output_schema, self._cursor, spec.settings, spec.result_zone or self._zone
+            )
         return RowsToBatch(self.context.uid, self._spec.output_schema)
 
     def _key_schema(self, input_schema: pa.Schema) -> pa.Schema:
@@ -191,7 +194,9 @@ class StatefulProcessorOperator(Operator):
 
     def _new_groups(self) -> RowGroups:
         spec = self._spec
-        return FrameGroups(spec.keys, most_rows(spec.settings)) if spec.in_pandas else RowGroups(spec.keys)
+        if spec.in_pandas:
+            return FrameGroups(spec.keys, most_rows(spec.settings), self._zone)
+        return RowGroups(spec.keys, self._zone)
 
     def _take_initial_state(self, path: str) -> None:
         """Calls ``handleInitialState`` with the rows of the keys that this subtask owns, before there is a checkpoint.
@@ -204,9 +209,10 @@ class StatefulProcessorOperator(Operator):
             groups = key_groups_of(hash_columns(keys, self._spec.keys), self._backend.max_parallelism)
             own = pa.array((groups >= self._backend.key_groups.first) & (groups <= self._backend.key_groups.last))
             rows = batch.select(list(range(width, batch.num_columns)))
-            for key, its_rows in self._new_groups().beside(keys.filter(own), rows.filter(own)):
+            by_key = self._new_groups()
+            for key, its_rows in by_key.beside(keys.filter(own), rows.filter(own)):
                 self._backend.prefetch([key])
-                given = key if self._frames is None else self._frames.given(key)
+                given = by_key.given(key)
                 with self._user_code("handleInitialState", key):
                     self._cursor.key = key
                     for row in its_rows:
@@ -291,15 +297,14 @@ class StatefulProcessorOperator(Operator):
             self.context.set_timer(self._due_ms)
 
     def _handle_rows(self, batch: pa.RecordBatch, timer_values: TimerValues) -> None:
-        cursor, pending, frames = self._cursor, self._pending, self._frames
+        cursor, pending, given = self._cursor, self._pending, self._groups.given
         handle_input_rows: Callable[..., Any] = self._processor.handleInputRows
         key: Key | None = None
         try:
             with running(self._task):
                 for key, rows in self._groups.of(batch, self._backend.prefetch):
                     cursor.key = key
-                    given = key if frames is None else frames.given(key)
-                    result = handle_input_rows(given, iter(rows), timer_values)
+                    result = handle_input_rows(given(key), iter(rows), timer_values)
                     try:
                         results = iter(result)
                     except TypeError:
@@ -316,7 +321,7 @@ class StatefulProcessorOperator(Operator):
         self._collect_pending()
 
     def _not_iterable(self, method: str, result: Any) -> UserFunctionError:
-        wanted = "pyspark.sql.Row" if self._frames is None else "pandas.DataFrame"
+        wanted = "pandas.DataFrame" if self._spec.in_pandas else "pyspark.sql.Row"
         return UserFunctionError(
             f"{method} of operator {self.context.uid!r} returned {type(result).__name__}, "
             f"it must return an iterator of {wanted}"
@@ -420,10 +425,11 @@ class StatefulProcessorOperator(Operator):
             self._collect_pending()
 
     def _without_zones(self, key: Key) -> Key:
-        """The key as Spark gives it to timers: timestamps without a zone, in UTC."""
+        """The key as Spark gives it to timers: timestamps without a zone, in UTC, or as in the frames of rows."""
         assert self._zoned_keys is not None
+        zone = pa.lib.string_to_tzinfo(self._zone) if self._spec.in_pandas else dt.UTC
         return tuple(
-            part.astimezone(dt.UTC).replace(tzinfo=None) if zoned and part is not None else part
+            part.astimezone(zone).replace(tzinfo=None) if zoned and part is not None else part
             for part, zoned in zip(key, self._zoned_keys, strict=True)
         )
 
