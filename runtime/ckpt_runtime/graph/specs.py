@@ -345,7 +345,6 @@ class ProcessSpec:
     and states of many keys. ``output_event_time`` is the event time column of its output, if it has one.
     ``initial_state`` is the file of a static table: a column for each of ``keys``, then the columns of its rows.
     ``settings`` are the options of Spark that decide the size of frames and the conversion of their columns.
-    ``result_zone`` is the time zone of times without one that the processor returns; None: the session's.
     """
 
     keys: tuple[str, ...]
@@ -359,7 +358,6 @@ class ProcessSpec:
     initial_state: str | None = None
     in_arrow: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
-    result_zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
