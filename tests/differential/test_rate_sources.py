@@ -61,6 +61,7 @@ def test_rows_of_each_second_are_due_when_spark_has_them(spark: SparkSession, tm
 
 @pytest.mark.row("ends.4")
 def test_each_run_with_available_now_reads_the_next_batch_of_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """The third run has other options."""
     options = {
         "rowsPerBatch": "7",
         "numPartitions": "3",
@@ -76,15 +77,17 @@ def test_each_run_with_available_now_reads_the_next_batch_of_spark(spark: SparkS
     def keep(batch: DataFrame, _: int) -> None:
         theirs.append(shown(batch.toArrow()))
 
-    frame = spark.readStream.format("rate-micro-batch").options(**options).load()
-    for _ in range(2):
+    others = {"rowsPerBatch": "5", "numPartitions": "2", "startTimestamp": "99", "advanceMillisPerBatch": "1000"}
+    runs = (options, options, others, others)
+    for given in runs:
+        frame = spark.readStream.format("rate-micro-batch").options(**given).load()
         writer = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path))
         writer.trigger(availableNow=True).start().awaitTermination()
     schema = source_schema("rate-micro-batch", options, None)
     state: Any = None
     ours: list[list[tuple[int, int]]] = []
-    for _ in range(2):
-        source = RateSource("rate-micro-batch", options)
+    for given in runs:
+        source = RateSource("rate-micro-batch", given)
         enumerator = source.open_enumerator(schema, state, bounded=True)
         reader = source.open_reader(schema, subtask=0, parallelism=1)
         while splits := enumerator.discover():
@@ -94,4 +97,4 @@ def test_each_run_with_available_now_reads_the_next_batch_of_spark(spark: SparkS
             ours.append(shown(pa.Table.from_batches(found)))
         state = enumerator.snapshot()
     assert ours == theirs
-    assert len(ours) == 2
+    assert len(ours) == 4

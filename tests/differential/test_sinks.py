@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql.connect.proto import ConfigRequest, ConfigResponse
+from pyspark.sql.connect.proto import ConfigRequest, ConfigResponse, ReleaseSessionRequest, ReleaseSessionResponse
 
-from ckpt_runtime.frontend import spark_connect
+from ckpt_runtime.frontend import live_session, spark_connect
 from ckpt_runtime.frontend.live_session import RealChannel
 from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
@@ -204,6 +204,18 @@ def views_of_frames(spark: SparkSession) -> DataFrame:
     return spark.sql("SHOW VIEWS IN global_temp").where("viewName RLIKE '^ckpt_[0-9a-f]{16}_'")
 
 
+def end_session(url: str, identity: str) -> None:
+    """Ends a session of the server, as it does itself with one that gets no request for an hour."""
+    request = ReleaseSessionRequest(session_id=str(uuid.uuid5(live_session._SESSIONS, identity)))
+    if user := os.environ.get("SPARK_USER", os.environ.get("USER")):
+        request.user_context.user_id = user
+    path = "/spark.connect.SparkConnectService/ReleaseSession"
+    codecs = (ReleaseSessionRequest.SerializeToString, ReleaseSessionResponse.FromString)
+    channel = RealChannel(url)
+    channel.method("unary_unary", path, codecs, {})(request)
+    channel.close()
+
+
 def is_empty(directory: Path) -> bool:
     return not directory.exists() or not any(directory.iterdir())
 
@@ -239,6 +251,10 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
     for step in ("called", "returned", "process", "closed"):
         (faults / step).touch()
         cluster.wait_until(lambda step=step: not (faults / step).exists(), f"a kill at {step}")  # type: ignore[misc]
+    before, called = cluster.restarts(job), len(list((output / "batches").iterdir()))
+    end_session(spark_url(encrypted=True), f"{job}/batches-sink.committer")
+    cluster.wait_until(lambda: cluster.restarts(job) > before, "a call in a session that has ended")
+    cluster.wait_until(lambda: len(list((output / "batches").iterdir())) > called + 1, "calls in another session")
     cluster.wait_for_checkpoints(job, 2)
     savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
     cluster.wait_for_status(start(0, savepoint), JobStatus.FINISHED)

@@ -53,9 +53,12 @@ class _RateSplit(TypedDict):
 
 
 class _Batches(TypedDict):
-    """The state of the enumerator of ``rate-micro-batch``: how many batches were sent."""
+    """The state of the enumerator of ``rate-micro-batch``: how many batches were sent, and the first value and the time
+    of the next one, which earlier releases computed from the options."""
 
     batch: _Count
+    first: NotRequired[_Count]
+    ms: NotRequired[_Time]
 
 
 class _BatchSplit(TypedDict):
@@ -202,10 +205,13 @@ class _BatchEnumerator(SplitEnumerator):
 
     def __init__(self, options: dict[str, Any], splits: int, state: Any, *, bounded: bool) -> None:
         self._rows = int(options["rowsPerBatch"])
-        self._start_ms = int(options["startTimestamp"])
         self._advance_ms = int(options["advanceMillisPerBatch"])
         self._splits = splits
-        self._batch = 0 if state is None else state["batch"]
+        found = {"batch": 0} if state is None else state
+        self._batch = found["batch"]
+        # As in Spark, a job that is restored with other options continues at the value and the time that were reached.
+        self._first = found.get("first", self._batch * self._rows)
+        self._ms = found.get("ms", int(options["startTimestamp"]) + self._batch * self._advance_ms)
         self._bounded = bounded
         self._ended = False
 
@@ -213,8 +219,8 @@ class _BatchEnumerator(SplitEnumerator):
         if self._ended:
             return ()
         self._ended = self._bounded
-        first, time_ms = self._batch * self._rows, self._start_ms + self._batch * self._advance_ms
-        self._batch += 1
+        first, time_ms = self._first, self._ms
+        self._batch, self._first, self._ms = self._batch + 1, first + self._rows, time_ms + self._advance_ms
         return [
             Split(
                 f"{self._batch}-{at}",
@@ -224,7 +230,7 @@ class _BatchEnumerator(SplitEnumerator):
         ]
 
     def snapshot(self) -> Any:
-        return {"batch": self._batch}
+        return {"batch": self._batch, "first": self._first, "ms": self._ms}
 
 
 class _BatchReader(SplitReader):

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, wraps
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
 """PySpark's variables for a remote Spark; they make ``builder.getOrCreate()`` return a program's captured session."""
 _MOST_BYTES = 128 << 20
+_ASK_EVERY_S = 60.0
 _CONNECTING = threading.Lock()
 _OF_TWO_FRAMES = (
     *("join", "crossJoin", "lateralJoin", "union", "unionByName", "intersect", "intersectAll", "subtract", "exceptAll"),
@@ -64,14 +66,16 @@ def session_of_query(program: Any, url: str, job_id: str, uid: str, configuratio
     """Returns a session of Spark for one query, and connects the program's own session if it is not connected yet.
 
     As in Spark, a query has a session of its own: views that its function creates are not visible to other queries,
-    and those of the program are visible in it. A session has the same id in every attempt. Operations of an earlier
-    attempt that still run in it are interrupted: their function did not return, and will be called again.
+    and those of the program are visible in it. A session has the same id in every attempt, unless the server has ended
+    it. Operations of an earlier attempt that still run in it are interrupted: their function did not return, and will
+    be called again.
     """
     from pyspark.sql.connect.session import SparkSession
 
     with _CONNECTING:
         os.environ.update(REMOTE_MODE)
-        if program.client._channel.live is None or program.client._channel.live.url != url:
+        live = program.client._channel.live
+        if live is None or live.url != url or _has_ended(program):
             _connect(program, url, job_id, configuration)
         SparkSession._set_default_and_active_session(program)
         query = type(program)(program.client._builder)
@@ -107,12 +111,34 @@ def put_view(query: Any, rows: pa.Table, schema: Any, name: str) -> None:
     one of its own.
     """
     sender = type(query)(query.client._builder)
-    _open(sender, query.client._channel.live.url, uuid.uuid4(), query.configuration)
+    _open(sender, query.client._channel.live.url, uuid.uuid4())
     try:
+        _configure(sender, query.configuration)
         sender.createDataFrame(rows, schema).createOrReplaceGlobalTempView(name)
     finally:
         sender.client.release_session()
         sender.client._channel.live.close()
+
+
+_in_use: dict[str, Any] = {}
+"""The sessions of this process, by the identities of their queries."""
+
+
+@cache
+def _keep_in_use() -> None:
+    """Has a thread ask each session for something now and then: the server ends those that get no request for an hour,
+    with the views that functions have made, and calls may be days apart."""
+
+    def ask() -> None:
+        while not over.wait(_ASK_EVERY_S):
+            for session in list(_in_use.values()):
+                try:
+                    _has_ended(session)
+                except Exception as error:  # the next call of the function meets it, too
+                    logger.info("a session of Spark does not answer: %s", error)
+
+    over = threading.Event()  # never: the thread ends with the process
+    threading.Thread(target=ask, name="sessions in use", daemon=True).start()
 
 
 @cache
@@ -152,8 +178,8 @@ def _let_frames_meet() -> None:
         setattr(DataFrame, name, copying(getattr(DataFrame, name)))
 
 
-def _open(session: Any, url: str, identity: uuid.UUID, configuration: Mapping[str, str]) -> None:
-    """Connects a session of PySpark to the server's session of this identity, with the program's options of Spark."""
+def _open(session: Any, url: str, identity: uuid.UUID) -> None:
+    """Connects a session of PySpark to the server's session of this identity, which the first request makes."""
     client = session.client
     if client._channel.live is not None:
         client._channel.live.close()
@@ -161,15 +187,37 @@ def _open(session: Any, url: str, identity: uuid.UUID, configuration: Mapping[st
     client._session_id = str(identity)
     client._artifact_manager._session_id = client._session_id
     client._server_session_id = None
+
+
+def _configure(session: Any, configuration: Mapping[str, str]) -> None:
     for key, value in configuration.items():
         session.conf.set(key, value)
+
+
+def _has_ended(session: Any) -> bool:
+    """Asks the server for something, and returns whether it has ended the session. Its id is not accepted again."""
+    from pyspark.errors import PySparkException
+
+    try:
+        session.conf.get("spark.sql.session.timeZone")
+    except PySparkException as error:
+        if error.getCondition() != "INVALID_HANDLE.SESSION_CLOSED":
+            raise
+        return True
+    return False
 
 
 def _connect(session: Any, url: str, identity: str, configuration: Mapping[str, str]) -> None:
     from pyspark.errors import PySparkException
 
-    _open(session, url, uuid.uuid5(_SESSIONS, identity), configuration)
+    for name in chain([identity], (f"{identity}/{number}" for number in count(1))):
+        _open(session, url, uuid.uuid5(_SESSIONS, name))
+        if not _has_ended(session):
+            break
     session.interruptAll()
+    _configure(session, configuration)
+    _in_use[identity] = session
+    _keep_in_use()
     for name, command in _commands(session.client._builder.capture):
         try:
             session.client.execute_command(command)
