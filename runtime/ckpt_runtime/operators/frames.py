@@ -19,6 +19,7 @@ from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
 from ckpt_runtime.operators.processor_states import KeyCursor
 from ckpt_runtime.operators.rows import RowGroups
+from ckpt_runtime.state import values
 from ckpt_runtime.state.columns import plain
 from ckpt_runtime.state.states import Key
 
@@ -29,12 +30,12 @@ _COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
 class FrameGroups(RowGroups):
     """Groups the rows of batches by key columns into frames of all columns, of at most ``most`` rows for each key."""
 
-    def __init__(self, keys: Sequence[str], most: int) -> None:
-        super().__init__(keys)
+    def __init__(self, keys: Sequence[str], most: int, hidden: int = 0) -> None:
+        super().__init__(keys, hidden)
         self._most = most
 
-    def given(self, key: Key) -> Key:
-        """Returns the key as user code gets it: with pandas scalars."""
+    def scalars(self, key: Key) -> Key:
+        """Returns the key as user code gets it, if it is not nested: with pandas scalars."""
         import pandas as pd
 
         def scalar(value: Any) -> Any:
@@ -43,6 +44,16 @@ class FrameGroups(RowGroups):
             return pd.Timestamp(value if value.tzinfo is None else value.astimezone(dt.UTC).replace(tzinfo=None))
 
         return tuple(map(scalar, key))
+
+    def given(self, keys: pa.RecordBatch) -> Iterator[Key]:
+        from pyspark.sql.conversion import ArrowBatchTransformer
+
+        series = ArrowBatchTransformer.to_pandas(keys, timezone="UTC")
+        parts = [
+            list(each) if pa.types.is_nested(column.type) else values.from_arrow(column)
+            for each, column in zip(series, keys.columns, strict=True)
+        ]
+        return map(self.scalars, zip(*parts, strict=True))
 
     def _grouped(
         self, ids: Iterable[Key], sizes: Iterable[int], batch: pa.RecordBatch

@@ -35,18 +35,21 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
 
 
 class RowGroups:
-    """Groups the rows of batches by key columns."""
+    """Groups the rows of batches by key columns. The last ``hidden`` columns of a batch are not part of its rows."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], hidden: int = 0) -> None:
         self._keys = tuple(keys)
+        self._hidden = hidden
         self._schema: pa.Schema | None = None
         self._floating_key = False
 
     def of(self, batch: pa.RecordBatch, prefetch: Callable[[Iterable[Key]], None]) -> Iterator[tuple[Key, list[Row]]]:
-        """Yields each key with its rows (all columns, in order), in order of first appearance of the keys. Passes all
-        keys to ``prefetch`` beforehand."""
+        """Yields each key with its rows (all columns that are not hidden, in order), in order of first appearance of
+        the keys. Passes all keys to ``prefetch`` beforehand."""
         ids, numbers = self._numbered(batch)
         prefetch(ids)
+        if self._hidden:
+            batch = batch.select(range(batch.num_columns - self._hidden))
         if len(ids) == len(numbers):
             return self._grouped(ids, repeat(1), batch)
         batch, sizes = adjacent(batch, numbers, len(ids))
@@ -60,6 +63,10 @@ class RowGroups:
         batch, sizes = adjacent(batch, numbers, len(ids))
         ends: list[int] = np.cumsum(sizes).tolist()
         return batch, ends
+
+    def given(self, keys: pa.RecordBatch) -> Iterator[Key]:
+        """Yields keys as user code gets them."""
+        return zip(*map(values.from_arrow, keys.columns), strict=True)
 
     def beside(self, keys: pa.RecordBatch, rows: pa.RecordBatch) -> Iterator[tuple[Key, list[Any]]]:
         """Yields as :meth:`of`, for rows whose keys are the columns of another batch."""

@@ -13,7 +13,7 @@ Rows that wait for the trigger are keyed state: part of every checkpoint, and re
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from ckpt_runtime.graph.specs import ProcessSpec, most_rows
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
+from ckpt_runtime.operators.nested_keys import NestedKeys
 from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
@@ -115,18 +116,21 @@ class StatefulProcessorOperator(Operator):
         self.requires_final_checkpoint = getattr(self._processor, "requires_final_checkpoint", False) is True
         self._cursor = KeyCursor()
         self._handle: HostedHandle | None = None
+        self._nested = NestedKeys(spec.nested_keys) if spec.nested_keys else None
+        self._whole: Mapping[Key, Key] = {}
         self._groups = self._new_groups()
         self._frames = self._groups if isinstance(self._groups, FrameGroups) else None
         # A frame holds many rows, so it is taken apart at once.
         self._most_pending = 1 if spec.in_pandas else PENDING_ROWS
-        self._key_class = row_class(spec.keys)
+        self._keys_as_with_rows = getattr(self._processor, "timers_get_keys_as_with_rows", False) is True
+        self._key_class = row_class(spec.keys if self._nested is None else self._nested.names)
         self._pending: list[Any] = []
         self._watermark = 0
         self._watermark_to_keep = 0
         eventtime = self._time_mode == "eventtime"
         self._late_rows = LateRows(spec.event_time_column) if eventtime and spec.event_time_column else None
         self._opened_user_code = False
-        self._now = 0
+        self._now = self._now_of_rows = 0
         self._trigger = ProcessorTrigger.BUFFER
         self._interval_ms = 0
         self._gathered: GatheredRows | None = None
@@ -191,22 +195,40 @@ class StatefulProcessorOperator(Operator):
 
     def _new_groups(self) -> RowGroups:
         spec = self._spec
-        return FrameGroups(spec.keys, most_rows(spec.settings)) if spec.in_pandas else RowGroups(spec.keys)
+        hidden = 0 if self._nested is None else self._nested.hidden
+        return (
+            FrameGroups(spec.keys, most_rows(spec.settings), hidden) if spec.in_pandas else RowGroups(spec.keys, hidden)
+        )
+
+    def _prefetch(self, keys: Iterable[Key]) -> None:
+        """Prepares for calls with rows of these keys: their state, and the nested ones as user code gets them."""
+        self._backend.prefetch(keys)
+        if self._nested is not None:
+            self._whole = dict(zip(keys, self._groups.given(self._nested.whole(keys)), strict=True))
+
+    def _given(self, key: Key) -> Key:
+        """The key as user code gets it with rows."""
+        if self._nested is not None:
+            return self._whole[key]
+        return key if self._frames is None else self._frames.scalars(key)
 
     def _take_initial_state(self, path: str) -> None:
         """Calls ``handleInitialState`` with the rows of the keys that this subtask owns, before there is a checkpoint.
 
         An attempt that ends before its first checkpoint loses its state, and the next one takes the rows again.
         """
-        width = len(self._spec.keys)
+        width = len(self._spec.nested_keys or self._spec.keys)
         for batch in read_table(path).combine_chunks().to_batches():
-            keys = pa.RecordBatch.from_arrays(batch.columns[:width], list(self._spec.keys))
+            columns = batch.columns[:width]
+            if self._nested is not None:
+                columns = self._nested.flat(columns, batch.num_rows)
+            keys = pa.RecordBatch.from_arrays(columns, list(self._spec.keys))
             groups = key_groups_of(hash_columns(keys, self._spec.keys), self._backend.max_parallelism)
             own = pa.array((groups >= self._backend.key_groups.first) & (groups <= self._backend.key_groups.last))
             rows = batch.select(list(range(width, batch.num_columns)))
             for key, its_rows in self._new_groups().beside(keys.filter(own), rows.filter(own)):
-                self._backend.prefetch([key])
-                given = key if self._frames is None else self._frames.given(key)
+                self._prefetch([key])
+                given = self._given(key)
                 with self._user_code("handleInitialState", key):
                     self._cursor.key = key
                     for row in its_rows:
@@ -291,14 +313,16 @@ class StatefulProcessorOperator(Operator):
             self.context.set_timer(self._due_ms)
 
     def _handle_rows(self, batch: pa.RecordBatch, timer_values: TimerValues) -> None:
-        cursor, pending, frames = self._cursor, self._pending, self._frames
+        self._now_of_rows = self._now
+        cursor, pending = self._cursor, self._pending
+        given_of = None if self._frames is None and self._nested is None else self._given
         handle_input_rows: Callable[..., Any] = self._processor.handleInputRows
         key: Key | None = None
         try:
             with running(self._task):
-                for key, rows in self._groups.of(batch, self._backend.prefetch):
+                for key, rows in self._groups.of(batch, self._prefetch):
                     cursor.key = key
-                    given = key if frames is None else frames.given(key)
+                    given = key if given_of is None else given_of(key)
                     result = handle_input_rows(given, iter(rows), timer_values)
                     try:
                         results = iter(result)
@@ -390,11 +414,19 @@ class StatefulProcessorOperator(Operator):
         timers = self._handle.timers if self._handle is not None else None
         if timers is None:
             return
-        until = self._now if self._time_mode == "processingtime" else self._watermark
+        if self._time_mode == "processingtime":
+            until = self._now_of_rows if self._spec.timers_wait else self._now
+        else:
+            until = self._watermark
         timer_values = self._timer_values()
         callbacks = 0
         while callbacks < MOST_CALLBACKS and (due := timers.due(min(until, MAX_WATERMARK - 1))):
-            self._backend.prefetch(dict.fromkeys(key for _, key in due))
+            keys = dict.fromkeys(key for _, key in due)
+            if self._nested is None or self._keys_as_with_rows:
+                self._prefetch(keys)
+            else:
+                self._backend.prefetch(keys)
+                self._whole = dict(zip(keys, self._nested.of_timers(keys), strict=True))
             for time, key in due:
                 # An earlier callback may have deleted the timer.
                 if time in timers.times_of(key):
@@ -407,7 +439,13 @@ class StatefulProcessorOperator(Operator):
 
     def _fire_one(self, time: int, key: Key, timer_values: TimerValues) -> None:
         self._cursor.key = key
-        key_row = tuple.__new__(self._key_class, key if self._zoned_keys is None else self._without_zones(key))
+        if self._keys_as_with_rows:
+            parts = self._given(key)
+        elif self._nested is not None:
+            parts = self._whole[key]
+        else:
+            parts = key if self._zoned_keys is None else self._without_zones(key)
+        key_row = tuple.__new__(self._key_class, parts)
         with self._user_code("handleExpiredTimer", key):
             result: Any = self._processor.handleExpiredTimer(
                 key=key_row, timerValues=timer_values, expiredTimerInfo=ExpiredTimerInfo(time)
@@ -427,16 +465,16 @@ class StatefulProcessorOperator(Operator):
             for part, zoned in zip(key, self._zoned_keys, strict=True)
         )
 
-    def _ask_for_next_timer(self, event_time: int = -1) -> None:
-        """Asks for a call at the next processing-time timer, or at once if one up to ``event_time`` had to wait."""
+    def _ask_for_next_timer(self, until: int = -1) -> None:
+        """Asks for a call at the next processing-time timer, or at once if one up to the time ``until`` had to wait."""
         if self._handle is None or self._handle.timers is None:
             return
         time = self._handle.timers.next_time()
         if time is None:
             return
-        if self._time_mode == "processingtime":
+        if self._time_mode == "processingtime" and not self._spec.timers_wait:
             self.context.set_timer(time)
-        elif time <= event_time:
+        elif time <= until:
             self.context.set_timer(self._now)
 
     def _flush(self) -> None:
