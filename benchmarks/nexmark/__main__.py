@@ -2,8 +2,8 @@
 
 Each query runs twice: over ``--check-events`` events into Parquet, where DuckDB compares the result, and over
 ``--events`` without a sink, which is measured from RUNNING to the end, with a checkpoint per second, exactly once.
-``events_per_s_core`` is by processor seconds of all processes. Flink runs each query in turn with ours, ``--rounds``
-times, and the figures are those of the run with the median of processor seconds; Spark runs them once, behind ours.
+``events_per_s_core`` is by processor seconds of all processes. A peer runs each query in turn with ours, ``--rounds``
+times, and the figures are those of the run with the median of processor seconds.
 
 With ``--rate half`` each query runs once more, at half of the rate that it has reached: from when its last event is due
 by the clock to when a row has come out are ``latency_ms_p50`` and ``latency_ms_p99``.
@@ -25,7 +25,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.harness import BenchmarkError, emit, parser_for, positive_int, progress, run_main
+from benchmarks.harness import BenchmarkError, emit, parser_for, positive_int, progress, run_main, spark_beside
 from benchmarks.latency import percentiles, read_ages
 from benchmarks.nexmark.chart import Queries, write_chart
 from benchmarks.nexmark.expected import EVENTS, Expected
@@ -33,6 +33,7 @@ from benchmarks.nexmark.flink.peer import CHECKED_EVENTS, CHECKED_PER_S, FlinkPe
 from benchmarks.nexmark.generator import EVENTS_PER_S, GROUP
 from benchmarks.nexmark.pipeline.queries import QUERIES
 from benchmarks.nexmark.processes import CpuTime, Timed, own_processes
+from benchmarks.nexmark.spark_peer import SparkPeer
 from benchmarks.process_tree import PeakMemory
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
@@ -72,7 +73,7 @@ def main() -> None:
     parser.add_argument("--incremental", action=BooleanOptionalAction, default=True, help=incremental)
     parser.add_argument("--peer", choices=("none", *_PEERS), default="none", help="the system to compare with")
     parser.add_argument("--flink-dir", help="a Flink distribution, otherwise that of FLINK_HOME")
-    parser.add_argument("--rounds", type=positive_int, default=1, help="times that ours and Flink run in turn")
+    parser.add_argument("--rounds", type=positive_int, default=1, help="times that ours and the peer run in turn")
     parser.add_argument("--plot", help="where to write a chart of the queries beside the peer, as SVG")
     parser.add_argument("--beside", help="the output of a run with the other peer, which the chart shows, too")
     options = parser.parse_args()
@@ -108,10 +109,13 @@ def _measured(names: list[str], options: Namespace, directory: Path) -> dict[str
     expected = Expected(options.check_events, per_second)
     found: dict[str, dict[str, Any]] = {}
     with ExitStack() as stack:
+        peer: FlinkPeer | SparkPeer | None = None
+        if options.peer == "spark":
+            peer = SparkPeer(stack.enter_context(spark_beside(options.parallelism, "4g")), options, directory)
+        elif options.peer == "flink":
+            peer = stack.enter_context(FlinkPeer(options, directory))
+            check_flink(peer, [*EVENTS, *names])
         cluster = stack.enter_context(MiniCluster())
-        flink = stack.enter_context(FlinkPeer(options, directory)) if options.peer == "flink" else None
-        if flink is not None:
-            check_flink(flink, [*EVENTS, *names])
         for name in names:
             in_engine(cluster, name, options.check_events, per_second, options, directory / "engine")
             result = pq.read_table(directory / "engine" / name)
@@ -120,8 +124,8 @@ def _measured(names: list[str], options: Namespace, directory: Path) -> dict[str
                 raise BenchmarkError(f"{name}: {wrong}")
             ours, theirs = [], []
             for _ in range(options.rounds):
-                ours.append(in_engine(cluster, name, options.events, EVENTS_PER_S, options, None, beside=flink))
-                theirs += [flink.run(name)] if flink is not None else []
+                ours.append(in_engine(cluster, name, options.events, EVENTS_PER_S, options, None, beside=peer))
+                theirs += [peer.run(name)] if peer is not None else []
                 progress(f"{name}: {ours[-1]}, {theirs[-1:]}")
             found[name] = _figures(options.events, _median(ours)) | {"checked": checked}
             if theirs:
@@ -129,13 +133,6 @@ def _measured(names: list[str], options: Namespace, directory: Path) -> dict[str
             if options.rate == "half":
                 found[name] |= at_half_rate(cluster, name, found[name]["events_per_s"] // 2, options, directory / name)
             progress(f"{name}: {found[name]}")
-    if options.peer == "spark":
-        from benchmarks.nexmark.spark_peer import SparkPeer
-
-        with SparkPeer(options, directory) as peer:
-            for name in names:
-                _add_peer(found[name], options.events, peer.run(name))
-                progress(f"{name}: {found[name]}")
     return found
 
 
@@ -194,7 +191,7 @@ def in_engine(
     options: Namespace,
     output: Path | None,
     *,
-    beside: FlinkPeer | None = None,
+    beside: FlinkPeer | SparkPeer | None = None,
     pace: Pace | None = None,
 ) -> Timed:
     """Runs a query to its end, with a checkpoint per second. Planning and the start of processes are not measured.

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import TypedDict
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, SubtaskState, is_shared
 from ckpt_runtime.checkpoint.properties import CheckpointType
@@ -156,19 +156,32 @@ class AcknowledgedTotals:
         return ABSENT if ack == ABSENT else max(0, ack - self.trigger_timestamp)
 
 
-_SUMMED = ("checkpointed_size", "reused_size", "processed_data", "persisted_data", "alignment_buffered")
+class SubtaskTotals(TypedDict):
+    """The fields of :class:`AcknowledgedTotals` that are summed over subtasks."""
+
+    num_acknowledged_subtasks: int
+    latest_ack_timestamp: int
+    checkpointed_size: int
+    reused_size: int
+    state_size: int
+    processed_data: int
+    persisted_data: int
+    alignment_buffered: int
 
 
-def acknowledged_totals(subtasks: Iterable[SubtaskStats | None]) -> dict[str, Any]:
-    """The fields of :class:`AcknowledgedTotals` that depend on the subtasks; partial reports of aborted ones are left
-    out.
-    """
+def acknowledged_totals(subtasks: Iterable[SubtaskStats | None]) -> SubtaskTotals:
+    """Sums over the acknowledged subtasks; partial reports of aborted ones are left out."""
     acknowledged = [subtask for subtask in subtasks if subtask is not None and subtask.completed]
+    metrics = [subtask.metrics for subtask in acknowledged]
     return {
         "num_acknowledged_subtasks": len(acknowledged),
         "latest_ack_timestamp": max((subtask.ack_timestamp for subtask in acknowledged), default=ABSENT),
+        "checkpointed_size": sum(measured.checkpointed_size for measured in metrics),
+        "reused_size": sum(measured.reused_size for measured in metrics),
         "state_size": sum(subtask.state_size for subtask in acknowledged),
-        **{name: sum(getattr(subtask.metrics, name) for subtask in acknowledged) for name in _SUMMED},
+        "processed_data": sum(measured.processed_data for measured in metrics),
+        "persisted_data": sum(measured.persisted_data for measured in metrics),
+        "alignment_buffered": sum(measured.alignment_buffered for measured in metrics),
     }
 
 

@@ -367,6 +367,10 @@ class PlanNodes:
         columns, ids = output(plan.output())
         return self.add(kind(columns=columns, inputs=inputs, plan_id=self.plan_id(plan), **fields), ids)
 
+    def with_values(self, subqueries: Sequence[Any], input_: int) -> int:
+        """Adds joins of a node with the values of subqueries, which are columns after those of the node."""
+        raise NotImplementedError
+
     def plan_id(self, plan: Any) -> int | None:
         """The id of the captured relation that a plan represents."""
         found = plan.getTagValue(self._tag)

@@ -58,6 +58,8 @@ class SourceSpec(_ConnectorSpec):
     program: UserFunction | None = None
 
 
+ZONE_OPTION = "spark.sql.session.timeZone"
+"""The option of Spark with the time zone in which Python functions get times."""
 ROWS_OPTION = "spark.sql.execution.arrow.maxRecordsPerBatch"
 MOST_ROWS = 10_000
 """Maximum number of rows that a Python function gets at once, which is Spark's default."""
@@ -346,7 +348,8 @@ class ProcessSpec:
     ``nested_keys`` are the names and types of the keys as the processor gets them, if one of them is a struct, an array
     or a map; ``keys`` then name the values that they are compared by. Those of nested ones are the last columns of the
     input, which the processor does not get. ``timers_wait``: timers of the clock fire behind rows only, as in Spark
-    without batches of no data.
+    without batches of no data. ``result_zone`` is the time zone of times without one that the processor returns; None:
+    the session's.
     """
 
     keys: tuple[str, ...]
@@ -362,6 +365,7 @@ class ProcessSpec:
     settings: Mapping[str, str] = field(default_factory=dict)
     nested_keys: tuple[tuple[str, SparkType], ...] = ()
     timers_wait: bool = False
+    result_zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,10 @@ made again from them for the function.
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
+from typing import Any
 
 import pyarrow as pa
 
@@ -42,10 +44,22 @@ class NestedKeys:
         columns = [values.to_arrow([row[at] for row in rows], kind) for at, kind in enumerate(types)]
         return pa.RecordBatch.from_arrays(self._whole.over(columns, len(rows)), list(self.names))
 
-    def of_timers(self, keys: Iterable[Key]) -> Iterator[Key]:
-        """Yields these keys as Spark gives them to timers: structs are rows, timestamps have no zone, in UTC."""
-        columns = (column.cast(_without_zone(column.type)) for column in self.whole(keys).columns)
-        return zip(*map(values.state_from_arrow, columns), strict=True)
+
+def without_zones(keys: Sequence[pa.Array]) -> Iterator[Key]:
+    """Yields keys as Spark gives them to timers: structs are rows, and times have no zone; ``keys`` are the columns."""
+    columns = [pa.array([_naive(value) for value in values.from_arrow(key)], _without_zone(key.type)) for key in keys]
+    return zip(*map(values.state_from_arrow, columns), strict=True)
+
+
+def _naive(value: Any) -> Any:
+    """A value of Arrow whose times are those of their zone's clocks."""
+    if isinstance(value, dt.datetime):
+        return value.replace(tzinfo=None)
+    if isinstance(value, dict):
+        return {name: _naive(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_naive, value))
+    return value
 
 
 def _without_zone(kind: pa.DataType) -> pa.DataType:

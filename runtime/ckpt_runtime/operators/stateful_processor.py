@@ -27,11 +27,11 @@ from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, ProcessorTrigger
 from ckpt_runtime.frontend.static_tables import read_table
-from ckpt_runtime.graph.specs import ProcessSpec, most_rows
+from ckpt_runtime.graph.specs import ZONE_OPTION, ProcessSpec, most_rows
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
-from ckpt_runtime.operators.nested_keys import NestedKeys
+from ckpt_runtime.operators.nested_keys import NestedKeys, without_zones
 from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
@@ -116,13 +116,12 @@ class StatefulProcessorOperator(Operator):
         self.requires_final_checkpoint = getattr(self._processor, "requires_final_checkpoint", False) is True
         self._cursor = KeyCursor()
         self._handle: HostedHandle | None = None
+        self._zone = spec.settings.get(ZONE_OPTION, "UTC")
         self._nested = NestedKeys(spec.nested_keys) if spec.nested_keys else None
         self._whole: Mapping[Key, Key] = {}
         self._groups = self._new_groups()
-        self._frames = self._groups if isinstance(self._groups, FrameGroups) else None
         # A frame holds many rows, so it is taken apart at once.
         self._most_pending = 1 if spec.in_pandas else PENDING_ROWS
-        self._keys_as_with_rows = getattr(self._processor, "timers_get_keys_as_with_rows", False) is True
         self._key_class = row_class(spec.keys if self._nested is None else self._nested.names)
         self._pending: list[Any] = []
         self._watermark = 0
@@ -170,7 +169,10 @@ class StatefulProcessorOperator(Operator):
 
     def _new_results(self) -> Results:
         if self._spec.in_pandas:
-            return FramesToBatch(self.context.uid, self._spec.output_schema, self._cursor, self._spec.settings)
+            spec = self._spec
+            return FramesToBatch(
+                self.context.uid, spec.output_schema, self._cursor, spec.settings, spec.result_zone or self._zone
+            )
         return RowsToBatch(self.context.uid, self._spec.output_schema)
 
     def _key_schema(self, input_schema: pa.Schema) -> pa.Schema:
@@ -196,21 +198,18 @@ class StatefulProcessorOperator(Operator):
     def _new_groups(self) -> RowGroups:
         spec = self._spec
         hidden = 0 if self._nested is None else self._nested.hidden
-        return (
-            FrameGroups(spec.keys, most_rows(spec.settings), hidden) if spec.in_pandas else RowGroups(spec.keys, hidden)
-        )
+        if spec.in_pandas:
+            return FrameGroups(spec.keys, most_rows(spec.settings), self._zone, hidden)
+        return RowGroups(spec.keys, self._zone, hidden)
 
     def _prefetch(self, keys: Iterable[Key]) -> None:
         """Prepares for calls with rows of these keys: their state, and the nested ones as user code gets them."""
         self._backend.prefetch(keys)
         if self._nested is not None:
-            self._whole = dict(zip(keys, self._groups.given(self._nested.whole(keys)), strict=True))
+            self._whole = dict(zip(keys, self._groups.whole(self._nested.whole(keys)), strict=True))
 
-    def _given(self, key: Key) -> Key:
-        """The key as user code gets it with rows."""
-        if self._nested is not None:
-            return self._whole[key]
-        return key if self._frames is None else self._frames.scalars(key)
+    def _nested_key(self, key: Key) -> Key:
+        return self._whole[key]
 
     def _take_initial_state(self, path: str) -> None:
         """Calls ``handleInitialState`` with the rows of the keys that this subtask owns, before there is a checkpoint.
@@ -226,9 +225,11 @@ class StatefulProcessorOperator(Operator):
             groups = key_groups_of(hash_columns(keys, self._spec.keys), self._backend.max_parallelism)
             own = pa.array((groups >= self._backend.key_groups.first) & (groups <= self._backend.key_groups.last))
             rows = batch.select(list(range(width, batch.num_columns)))
-            for key, its_rows in self._new_groups().beside(keys.filter(own), rows.filter(own)):
+            by_key = self._new_groups()
+            given_of = by_key.given if self._nested is None else self._nested_key
+            for key, its_rows in by_key.beside(keys.filter(own), rows.filter(own)):
                 self._prefetch([key])
-                given = self._given(key)
+                given = given_of(key)
                 with self._user_code("handleInitialState", key):
                     self._cursor.key = key
                     for row in its_rows:
@@ -315,15 +316,14 @@ class StatefulProcessorOperator(Operator):
     def _handle_rows(self, batch: pa.RecordBatch, timer_values: TimerValues) -> None:
         self._now_of_rows = self._now
         cursor, pending = self._cursor, self._pending
-        given_of = None if self._frames is None and self._nested is None else self._given
+        given = self._groups.given if self._nested is None else self._nested_key
         handle_input_rows: Callable[..., Any] = self._processor.handleInputRows
         key: Key | None = None
         try:
             with running(self._task):
                 for key, rows in self._groups.of(batch, self._prefetch):
                     cursor.key = key
-                    given = key if given_of is None else given_of(key)
-                    result = handle_input_rows(given, iter(rows), timer_values)
+                    result = handle_input_rows(given(key), iter(rows), timer_values)
                     try:
                         results = iter(result)
                     except TypeError:
@@ -340,7 +340,7 @@ class StatefulProcessorOperator(Operator):
         self._collect_pending()
 
     def _not_iterable(self, method: str, result: Any) -> UserFunctionError:
-        wanted = "pyspark.sql.Row" if self._frames is None else "pandas.DataFrame"
+        wanted = "pandas.DataFrame" if self._spec.in_pandas else "pyspark.sql.Row"
         return UserFunctionError(
             f"{method} of operator {self.context.uid!r} returned {type(result).__name__}, "
             f"it must return an iterator of {wanted}"
@@ -422,11 +422,11 @@ class StatefulProcessorOperator(Operator):
         callbacks = 0
         while callbacks < MOST_CALLBACKS and (due := timers.due(min(until, MAX_WATERMARK - 1))):
             keys = dict.fromkeys(key for _, key in due)
-            if self._nested is None or self._keys_as_with_rows:
-                self._prefetch(keys)
-            else:
-                self._backend.prefetch(keys)
-                self._whole = dict(zip(keys, self._nested.of_timers(keys), strict=True))
+            self._backend.prefetch(keys)
+            if self._nested is not None:
+                whole = self._nested.whole(keys)
+                columns = self._groups.in_zone(whole) if self._spec.in_pandas else whole.columns
+                self._whole = dict(zip(keys, without_zones(columns), strict=True))
             for time, key in due:
                 # An earlier callback may have deleted the timer.
                 if time in timers.times_of(key):
@@ -439,9 +439,7 @@ class StatefulProcessorOperator(Operator):
 
     def _fire_one(self, time: int, key: Key, timer_values: TimerValues) -> None:
         self._cursor.key = key
-        if self._keys_as_with_rows:
-            parts = self._given(key)
-        elif self._nested is not None:
+        if self._nested is not None:
             parts = self._whole[key]
         else:
             parts = key if self._zoned_keys is None else self._without_zones(key)
@@ -458,10 +456,11 @@ class StatefulProcessorOperator(Operator):
             self._collect_pending()
 
     def _without_zones(self, key: Key) -> Key:
-        """The key as Spark gives it to timers: timestamps without a zone, in UTC."""
+        """The key as Spark gives it to timers: timestamps without a zone, in UTC, or as in the frames of rows."""
         assert self._zoned_keys is not None
+        zone = pa.lib.string_to_tzinfo(self._zone) if self._spec.in_pandas else dt.UTC
         return tuple(
-            part.astimezone(dt.UTC).replace(tzinfo=None) if zoned and part is not None else part
+            part.astimezone(zone).replace(tzinfo=None) if zoned and part is not None else part
             for part, zoned in zip(key, self._zoned_keys, strict=True)
         )
 

@@ -195,7 +195,7 @@ def test_the_leader_is_found_in_the_directory(
     expected = f"version {VERSION}, leader http://127.0.0.1:{job_manager.port}, 6 of 8 slots available, 1 jobs running"
     assert hook.test_connection() == (True, expected)
     assert hook.base_url() == f"http://127.0.0.1:{job_manager.port}"
-    lead(tmp_path, "http://127.0.0.1:1", token="somebody else")
+    lead(tmp_path, "http://127.0.0.1:1", token="of another session")
     found, message = directory_connection(monkeypatch, tmp_path, password="other").test_connection()
     assert not found
     assert "does not prove its leader's address" in message

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.row("air.17")
 NAME = "contract-job"
 
 
-class Told:
+class Recorded:
     """Stands for a notifier of another provider, which renders its text from the context."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Known(TaskInstance):
 
 
 def reported(notifier: CkptNotifier, context: Any) -> dict[str, Any]:
-    other = Told()
+    other = Recorded()
     notifier.notifiers = [other]
     notifier(context)
     return other.ckpt
@@ -119,13 +119,13 @@ def test_a_notifier_that_fails_does_not_keep_the_message_from_the_others(job_man
     def fails(context: Any) -> None:
         raise RuntimeError("the network is down")
 
-    last = Told()
+    last = Recorded()
     CkptNotifier(job=NAME, notifiers=[fails, last])({})
     assert last.ckpt["job_id"] == JOB
 
 
 def test_notifier_can_be_awaited_by_the_triggerer_for_a_deadline(job_manager: JobManager) -> None:
-    other = Told()
+    other = Recorded()
     notifier = CkptNotifier(job=NAME, notifiers=[other])
 
     async def run() -> None:

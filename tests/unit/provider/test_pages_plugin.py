@@ -90,7 +90,7 @@ def test_answers_are_passed_on_and_so_are_refusals(job_manager: JobManager) -> N
 
 def test_request_that_cannot_be_sent_is_reported(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal(conn_id="nosuch") == (404, "There is no connection 'nosuch'.")
-    other = {"conn_type": "http", "host": "127.0.0.1", "port": job_manager.port, "password": "of somebody else"}
+    other = {"conn_type": "http", "host": "127.0.0.1", "port": job_manager.port, "password": "of another session"}
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps(other))
     assert refusal(conn_id="other") == (404, "The connection 'other' is not of the type ckpt.")
     monkeypatch.setenv("AIRFLOW_CONN_BROKEN", json.dumps({"conn_type": "ckpt", "host": "a b"}))
@@ -121,7 +121,7 @@ def test_missing_answer_is_reported_with_its_cause(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture
-def stranger(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def other_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """Something else that answers at the address of a connection."""
     answer: dict[str, Any] = {"status": 200, "headers": {"Content-Type": "application/json"}, "body": b"{}"}
     seen = answer["seen"] = []
@@ -147,24 +147,26 @@ def stranger(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         thread.join()
 
 
-def test_token_is_sent_to_the_job_manager_only(stranger: dict[str, Any]) -> None:
+def test_token_is_sent_to_the_job_manager_only(other_server: dict[str, Any]) -> None:
     assert ask("overview").content == b"{}"
-    assert stranger["seen"] == [("/overview", "Bearer a-secret")]
+    assert other_server["seen"] == [("/overview", "Bearer a-secret")]
     for status in (401, 403):
-        stranger["status"] = status
+        other_server["status"] = status
         assert refusal() == (502, "The job manager refuses the token of the connection 'ckpt_default'.")
-    stranger |= {"status": 302, "headers": {"Location": "/elsewhere", "Content-Type": "application/json"}}
+    other_server |= {"status": 302, "headers": {"Location": "/elsewhere", "Content-Type": "application/json"}}
     assert refusal()[1] == "The server at the address of 'ckpt_default' is not a job manager."
-    assert {path for path, _ in stranger["seen"]} == {"/overview"}
+    assert {path for path, _ in other_server["seen"]} == {"/overview"}
 
 
-def test_answers_of_other_servers_are_not_passed_on(stranger: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    stranger |= {"headers": {"Content-Type": "text/html"}, "body": b"<script>alert(1)</script>"}
+def test_answers_of_other_servers_are_not_passed_on(
+    other_server: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_server |= {"headers": {"Content-Type": "text/html"}, "body": b"<script>alert(1)</script>"}
     assert refusal()[0] == 502
     from airflow_provider_ckpt.plugins import upstream
 
     monkeypatch.setattr(upstream, "MAX_ANSWER_BYTES", 10)
-    stranger |= {"headers": {"Content-Type": "application/json"}, "body": b"[" + b" " * 20 + b"]"}
+    other_server |= {"headers": {"Content-Type": "application/json"}, "body": b"[" + b" " * 20 + b"]"}
     assert refusal() == (502, "The answer is larger than 10 bytes.")
 
 

@@ -61,7 +61,7 @@ def test_event_is_a_legal_step_or_refused_without_a_change_in_every_state(event)
             driver.step(event)
         except UnexpectedEventError:
             assert snapshot(driver) == before, expected
-            assert driver.step(on.SubtaskFinished(ExecutionId("nobody", 0, 0))) == []
+            assert driver.step(on.SubtaskFinished(ExecutionId("unknown", 0, 0))) == []
         assert isinstance(driver.coordinator.state, CoordinatorState)
 
 

@@ -100,7 +100,7 @@ class TestEdit:
     ) -> None:
         """While the editor was open."""
         editor(monkeypatch, tmp_path, f"document['{TIMEOUT}'] = '1 min'")
-        note = ChangeNote(2, 1, "somebody", (INTERVAL,))
+        note = ChangeNote(2, 1, "alice", (INTERVAL,))
         from ckpt_runtime.cli import job_config_commands
 
         original = job_config_commands._edit
@@ -112,7 +112,7 @@ class TestEdit:
         monkeypatch.setattr(job_config_commands, "_edit", slow)
         assert ckpt("config", "edit", JOB) == 5
         reported = capsys.readouterr().err
-        assert f"changed while you edited version 1: version 2 by somebody changed {INTERVAL}; " in reported
+        assert f"changed while you edited version 1: version 2 by alice changed {INTERVAL}; " in reported
         (kept,) = tmp_path.glob("ckpt-config-*.json")
         assert str(kept) in reported
         assert json.loads(kept.read_text()) == {TIMEOUT: "1 min"}

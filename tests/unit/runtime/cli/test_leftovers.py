@@ -99,7 +99,7 @@ def test_leftovers_are_not_deleted_without_remove(ckpt: Ckpt, out: Path, capsys:
 def test_remove_deletes_only_leftovers(ckpt: Ckpt, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for job_id in (RUNNING, ENDED):
         killed_sink(out, job_id)
-    (out / "part-of-somebody.parquet").touch()
+    (out / "part-of-another.parquet").touch()
     (out / ".hidden.parquet.inprogress").touch()
     before = names(out)
     assert ckpt("leftovers", str(out), "--remove", "--pending") == 0

@@ -33,14 +33,14 @@ TOKEN = "the-token-of-this-session"
 
 @contextmanager
 def listening() -> Iterator[tuple[str, list[bytes]]]:
-    """A stranger on a port, and everything that was sent to it."""
+    """The address of a server that is not the driver, and everything that was sent to it."""
     heard: list[bytes] = []
-    stranger = socket.create_server(("127.0.0.1", 0))
+    server = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
         while True:
             try:
-                connection, _ = stranger.accept()
+                connection, _ = server.accept()
             except OSError:
                 return
             with connection:
@@ -50,10 +50,10 @@ def listening() -> Iterator[tuple[str, list[bytes]]]:
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{stranger.getsockname()[1]}", heard
+        yield f"http://127.0.0.1:{server.getsockname()[1]}", heard
     finally:
-        stranger.shutdown(socket.SHUT_RDWR)
-        stranger.close()
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
         thread.join(60)
 
 
@@ -169,9 +169,9 @@ def of_another_cluster(url: str) -> Callable[[Directory], None]:
 def test_an_address_that_is_not_proven_gets_nothing(
     directory: Directory, attack: Callable[[str], Callable[[Directory], None]], blocking: bool
 ) -> None:
-    with listening() as (stranger, heard):
+    with listening() as (address, heard):
         directory.lead("http://127.0.0.1:1")
-        attack(stranger)(directory)
+        attack(address)(directory)
         with pytest.raises(LeaderUnproven, match=r"leader\.json does not prove"):
             ask(directory.source(), blocking, retry_timeout_s=3600)  # what is not proven now is not waited for
     assert heard == []
@@ -195,8 +195,8 @@ def test_missing_leader_is_reported(directory: Directory, blocking: bool) -> Non
 
 def test_old_document_does_not_prove_an_address(directory: Directory, blocking: bool) -> None:
     """An old document that is put back later, when another process has the port."""
-    with listening() as (stranger, heard):
-        directory.lead(stranger, good_for_s=0.2)
+    with listening() as (address, heard):
+        directory.lead(address, good_for_s=0.2)
         old = directory.file.read_bytes()
         until = json.loads(old)["good_until"]
         while time.time() <= until:
@@ -208,8 +208,8 @@ def test_old_document_does_not_prove_an_address(directory: Directory, blocking: 
 
 
 def test_client_does_not_return_to_an_earlier_leader(directory: Directory, two: tuple[str, str]) -> None:
-    with listening() as (stranger, heard):
-        directory.lead(stranger)
+    with listening() as (address, heard):
+        directory.lead(address)
         old = directory.file.read_bytes()
         directory.lead(two[0])
         source = directory.source()
@@ -223,7 +223,7 @@ def test_client_does_not_return_to_an_earlier_leader(directory: Directory, two: 
 def test_an_address_is_believed_no_longer_than_its_document(
     directory: Directory, two: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The client stays; the driver is gone, and a stranger takes its port: nothing failed in between."""
+    """The client stays; the driver is gone, and another process listens on its port: no request failed in between."""
     directory.lead(two[0])
     with CkptClient(directory.source(), token=TOKEN, retry_timeout_s=0) as client:
         client.cluster_overview()

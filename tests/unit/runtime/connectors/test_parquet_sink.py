@@ -113,7 +113,7 @@ def test_compressions(tmp_path: Path, compression: str) -> None:
     assert found == {"none": "uncompressed", "lz4_raw": "lz4"}.get(compression, compression.lower())
 
 
-def test_rows_of_many_partition_values_are_told_apart_beyond_64_bits() -> None:
+def test_rows_of_many_partition_values_are_distinguished_beyond_64_bits() -> None:
     """The product of the numbers of values of five columns is 2 ** 65."""
     values = list(range(8192))
     columns = [[*values, 0, 4096], *[[*values, 7, 7]] * 4]
@@ -151,7 +151,7 @@ def test_a_restore_may_be_repeated(tmp_path: Path) -> None:
 
 def test_only_hidden_files_of_earlier_attempts_of_the_same_sink_are_removed(tmp_path: Path) -> None:
     crashed_attempt(tmp_path)
-    (tmp_path / ".part-of-somebody.parquet.pending").touch()
+    (tmp_path / ".part-of-another.parquet.pending").touch()
     (tmp_path / ".hidden").touch()
     before = sorted(tmp_path.iterdir())
     opened(sink(tmp_path), context(attempt=1, uid="another"))
@@ -161,7 +161,7 @@ def test_only_hidden_files_of_earlier_attempts_of_the_same_sink_are_removed(tmp_
     opened(sink(tmp_path), context(subtask=1, parallelism=2, attempt=1))
     assert sorted(tmp_path.iterdir()) == before
     opened(sink(tmp_path), context(subtask=0, parallelism=2, attempt=1))
-    assert {file.name for file in tmp_path.iterdir()} == {".part-of-somebody.parquet.pending", ".hidden"}
+    assert {file.name for file in tmp_path.iterdir()} == {".part-of-another.parquet.pending", ".hidden"}
 
 
 @pytest.mark.row("147.8")

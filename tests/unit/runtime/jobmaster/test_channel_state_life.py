@@ -141,7 +141,7 @@ async def test_files_left_by_a_killed_worker_are_deleted_after_the_restart(tmp_p
         first = await checkpoint(bench, [rows(1)], [])
         number, options = await bench.trigger()
         orphan = write(options, [rows(2)])
-        (bench.directory / "shared" / "of-somebody-else").write_bytes(b"x")
+        (bench.directory / "shared" / "of-another-job").write_bytes(b"x")
         await restore(bench, None, RecoveryClaimMode.NO_CLAIM)
         assert number in bench.listener.aborted
         assert set(names(orphan)) <= set(shared(bench.directory))
@@ -151,7 +151,7 @@ async def test_files_left_by_a_killed_worker_are_deleted_after_the_restart(tmp_p
             acknowledge(bench, third, task, later.directory, write(later, [place(first[0])] if task == 0 else []))
         await bench.until(lambda: third in bench.listener.completed)
         await bench.settle()
-        assert shared(bench.directory) == sorted(["of-somebody-else", *names(first[0], unknown)])
+        assert shared(bench.directory) == sorted(["of-another-job", *names(first[0], unknown)])
 
 
 def foreign_snapshot(tmp_path: Path, *, second_file: str | None = None) -> tuple[Path, CompletedCheckpoint]:

@@ -280,7 +280,7 @@ async def test_oldest_of_too_many_unauthenticated_connections_is_closed(monkeypa
         for reader in readers[:2]:
             await rest_of(reader)
         assert not readers[-1].at_eof()
-        assert not peer.closed, "a peer that has proved itself is no stranger"
+        assert not peer.closed, "an authenticated connection stays open"
 
 
 async def test_a_fixed_port_is_used_and_one_that_is_taken_is_named_with_its_option() -> None:

@@ -68,7 +68,7 @@ def test_events_of_other_jobs_are_passed_over() -> None:
         seen += found
     assert seen == list(range(1, 4 * BATCH, 2))
     assert reader.last_event_id == f"session-{4 * BATCH}"
-    only = EventReader(log, frozenset(["nobody"]), "session-0")
+    only = EventReader(log, frozenset(["unknown"]), "session-0")
     assert numbers(only) == []
     assert only.last_event_id == f"session-{4 * BATCH}"
 

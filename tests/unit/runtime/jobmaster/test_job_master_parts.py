@@ -252,7 +252,7 @@ class TestExecutions:
         assert graph.vertex_details(SOURCE).end_time_ms == 3_000
 
     def test_heartbeats_become_rates_by_the_clock_of_the_worker(self, graph: ExecutionGraph, now: list[int]) -> None:
-        graph.measured([self.figures(100, busy=10), self.figures(1, vertex="nobody")])
+        graph.measured([self.figures(100, busy=10), self.figures(1, vertex="unknown")])
         assert graph.vertex_metrics(SOURCE)[0]["numRecordsInPerSecond"] == 0
         assert graph.pressure(SOURCE).subtasks == ()
         now[0] += 700

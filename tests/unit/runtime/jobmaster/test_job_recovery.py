@@ -212,7 +212,7 @@ async def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_
         location = await canceled_with_savepoint(world, tmp_path)
         claimed = Path(location.removeprefix("file://"))
         assert len(files_in(claimed)) > 1
-        (claimed / "notes.txt").write_text("somebody else's")
+        (claimed / "notes.txt").write_text("not of this job")
         store = driver(tmp_path)
         snapshot = known_jobs.read_snapshot(location)
         claims = claim_snapshot(snapshot, Claimant(JOB, store.root.url, (tmp_path / "checkpoints" / JOB).as_uri()))

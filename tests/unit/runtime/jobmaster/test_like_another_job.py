@@ -18,26 +18,26 @@ NOW = OwnConfiguration(
     version=3,
     notes=(ChangeNote(2, 0, "me", ("changed",)), ChangeNote(3, 0, "me", ("added",))),
 )
-WISH = RunRequest("old", job_id="a" * 32, like_job="b" * 32, savepoint_path="/s")
+REQUEST = RunRequest("old", job_id="a" * 32, like_job="b" * 32, savepoint_path="/s")
 
 
 def test_same_program_has_all_that_the_job_has_now_and_another_one_its_own_options() -> None:
-    found = like(WISH, OTHER, NOW)
+    found = like(REQUEST, OTHER, NOW)
     assert (found.entry_point, found.arguments, found.parallelism) == ("m:pipeline", ("--x",), 3)
     assert found.configuration == {"asked": "1", "changed": "2", "added": "3", "by-the-program": "4"}
     assert (found.savepoint_path, found.job_id) == ("/s", "a" * 32)
-    found = like(replace(WISH, pipeline_id="new", configuration={"asked": "7"}, parallelism=5), OTHER, NOW)
+    found = like(replace(REQUEST, pipeline_id="new", configuration={"asked": "7"}, parallelism=5), OTHER, NOW)
     assert found.configuration == {"asked": "7", "changed": "2", "added": "3"}
     assert found.parallelism == 5
-    found = like(replace(WISH, pipeline_id="new"), OTHER, replace(NOW, version=9))
+    found = like(replace(REQUEST, pipeline_id="new"), OTHER, replace(NOW, version=9))
     assert "by-the-program" in found.configuration
 
 
 def test_a_repeated_request_is_the_same_request_after_any_end_of_the_other_job() -> None:
-    first = like(WISH, OTHER, NOW)
-    assert completed_like(WISH, first) == first
-    assert completed_like(replace(WISH, arguments=("--y",)), first) != first
-    assert completed_like(replace(WISH, like_job=None), first) != first
+    first = like(REQUEST, OTHER, NOW)
+    assert completed_like(REQUEST, first) == first
+    assert completed_like(replace(REQUEST, arguments=("--y",)), first) != first
+    assert completed_like(replace(REQUEST, like_job=None), first) != first
 
 
 OLDER, PRESENT = "state.backend", "state.backend.type"
@@ -47,9 +47,9 @@ def test_older_spellings_of_options_are_the_same_options() -> None:
     """What was asked for under one stays with another program, and what is asked for now wins under either."""
     other = replace(OTHER, configuration={OLDER: "rocksdb"})
     now = OwnConfiguration(Configuration({OLDER: "rocksdb", "by-the-program": "4"}))
-    wish = replace(WISH, pipeline_id="new")
-    assert like(wish, other, now).configuration == {PRESENT: "rocksdb"}
+    request = replace(REQUEST, pipeline_id="new")
+    assert like(request, other, now).configuration == {PRESENT: "rocksdb"}
     for spelling in (OLDER, PRESENT, f" {OLDER} "):
-        found = like(replace(wish, configuration={spelling: "hashmap"}), other, now)
+        found = like(replace(request, configuration={spelling: "hashmap"}), other, now)
         assert Configuration(found.configuration).to_dict() == {PRESENT: "hashmap"}
-        assert completed_like(replace(wish, configuration={spelling: "hashmap"}), found) == found
+        assert completed_like(replace(request, configuration={spelling: "hashmap"}), found) == found

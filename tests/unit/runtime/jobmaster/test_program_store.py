@@ -251,7 +251,7 @@ async def test_a_held_program_is_not_deleted_until_the_last_owner_releases_it(tm
         for owner in ("one", "two", "one"):
             await driver.hold(program, owner)
         await driver.release(program, "one")
-        await driver.release(program, "nobody")
+        await driver.release(program, "unknown")
         with pytest.raises(PipelineInUse, match=f"Pipeline {program} is held by two; release it first"):
             driver.holds.check_unheld(program)
         await driver.release(program, "two")

@@ -20,7 +20,7 @@ from ckpt_runtime.jobmaster.slots import Allocation, Supply, allocate, choose_co
         pytest.param([2, 1], Supply(1, 1, 0), Allocation((), (1,), 0), id="what starts is reserved in order"),
         pytest.param([2, 1], Supply(1, 1, 1), Allocation((), (), 1), id="and more is launched for the next one"),
         pytest.param([0, 1], Supply(0, 0, 0), Allocation((0,), (1,), 0), id="a job that lacks none needs none"),
-        pytest.param([], Supply(3, 1, 1), Allocation((), (), 0), id="nothing is launched for nobody"),
+        pytest.param([], Supply(3, 1, 1), Allocation((), (), 0), id="no executor is launched without demand"),
     ],
 )
 def test_allocation(missing: list[int], supply: Supply, expected: Allocation) -> None:

@@ -270,7 +270,9 @@ class TestLosses:
             assert world.cancelled == ["0"]
 
     @pytest.mark.parametrize("is_spare", [False, True])
-    async def test_a_silent_worker_is_killed_and_the_owner_told_if_it_was_no_spare(self, is_spare: bool) -> None:
+    async def test_a_silent_worker_is_killed_and_its_owner_is_notified_unless_it_was_a_spare(
+        self, is_spare: bool
+    ) -> None:
         async with holding() as (world, owner, slot):
             active, spare = world.held(slot)
             silent = spare if is_spare else active

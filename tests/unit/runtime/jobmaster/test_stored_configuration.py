@@ -41,7 +41,7 @@ from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 
 PATCH = CheckpointOverrides(timeout_ms=77_000)
 TIMEOUT, DIRECTORY = "execution.checkpointing.timeout", "execution.checkpointing.dir"
-NOTE = ChangeNote(2, 7, "somebody", (TIMEOUT,))
+NOTE = ChangeNote(2, 7, "alice", (TIMEOUT,))
 
 
 @pytest.fixture(autouse=True)

@@ -56,12 +56,12 @@ def sound(authority: Authority) -> str:
 @pytest.fixture(scope="module")
 def others(directory: Path, authority: Authority) -> dict[str, str]:
     """Credentials that are refused, though the secret is right."""
-    stranger = Authority(directory, "stranger")
+    other = Authority(directory, "other-authority")
     return {
-        "another authority": admitted(stranger, "other", trusting=authority),
+        "another authority": admitted(other, "other", trusting=authority),
         "expired": admitted(authority, "expired", days=-1),
         "no TLS": SECRET,
-        "trusts another authority": admitted(authority, "trusting", trusting=stranger),
+        "trusts another authority": admitted(authority, "trusting", trusting=other),
     }
 
 
@@ -112,17 +112,17 @@ def test_a_lost_peer_is_seen(sound: str, receiver: DataTransport) -> None:
 def test_worker_of_another_session_gets_no_channel(
     receiver: DataTransport, others: dict[str, str], who: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stranger = DataTransport("127.0.0.1", others[who])
+    sender = DataTransport("127.0.0.1", others[who])
     try:
         with caplog.at_level(logging.WARNING), pytest.raises((AuthenticationError, ChannelLostError)) as refused:
-            stranger.connect(receiver.address, channel_id(1, 0), 4, lambda: None)
+            sender.connect(receiver.address, channel_id(1, 0), 4, lambda: None)
         if who != "no TLS":
             assert "security.ssl.internal" in str(refused.value)
         wait_until(lambda: "refused a data connection" in caplog.text, "the refusal in the log")
         assert "security.ssl.internal" in caplog.text
         assert not receiver._connections
     finally:
-        stranger.close()
+        sender.close()
 
 
 def test_a_worker_with_tls_refuses_one_without(sound: str) -> None:
@@ -136,12 +136,12 @@ def test_a_worker_with_tls_refuses_one_without(sound: str) -> None:
 
 
 def test_a_certificate_without_a_token_is_refused(receiver: DataTransport, sound: str) -> None:
-    stranger = DataTransport("127.0.0.1", sound.replace(SECRET, "guessed", 1))
+    sender = DataTransport("127.0.0.1", sound.replace(SECRET, "guessed", 1))
     try:
         with pytest.raises((AuthenticationError, ChannelLostError)):
-            stranger.connect(receiver.address, channel_id(1, 0), 4, lambda: None)
+            sender.connect(receiver.address, channel_id(1, 0), 4, lambda: None)
     finally:
-        stranger.close()
+        sender.close()
 
 
 loops: list[asyncio.AbstractEventLoop] = []

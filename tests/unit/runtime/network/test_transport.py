@@ -1,4 +1,4 @@
-"""Two transports over real loopback sockets: order, flow control, lost and unknown peers, I/O threads that go on."""
+"""Two transports over real loopback sockets: order, flow control, lost and unknown peers, errors of I/O threads."""
 
 from __future__ import annotations
 
@@ -180,10 +180,10 @@ def test_a_lost_peer_fails_both_ends() -> None:
 
 def test_a_peer_without_the_secret_is_refused(transports: tuple[DataTransport, DataTransport]) -> None:
     _, receiver = transports
-    stranger = DataTransport("127.0.0.1", "another secret")
+    peer = DataTransport("127.0.0.1", "another secret")
     with pytest.raises(ConnectionError):
-        stranger.connect(receiver.address, channel_id(1, 0), 4, lambda: None)
-    stranger.close()
+        peer.connect(receiver.address, channel_id(1, 0), 4, lambda: None)
+    peer.close()
 
 
 def test_garbage_is_refused_before_any_frame_is_read(transports: tuple[DataTransport, DataTransport]) -> None:
@@ -252,11 +252,11 @@ def gets_in(address: Address) -> None:
             peer.recv(1)
 
 
-def is_closed(stranger: socket.socket) -> bool:
+def is_closed(peer: socket.socket) -> bool:
     """Reads up to the end, if that has come."""
-    while select.select([stranger], [], [], 0)[0]:
+    while select.select([peer], [], [], 0)[0]:
         try:
-            if not stranger.recv(4096):
+            if not peer.recv(4096):
                 return True
         except OSError:
             return True
@@ -266,35 +266,35 @@ def is_closed(stranger: socket.socket) -> bool:
 def test_unauthenticated_connections_use_no_thread_and_the_oldest_is_closed(transport: DataTransport) -> None:
     before = threading.active_count()
     with ExitStack() as opened:
-        strangers = [
+        peers = [
             opened.enter_context(socket.create_connection(transport.address))
             for _ in range(data_transport.MAX_HANDSHAKES + 20)
         ]
-        for stranger in strangers:
-            stranger.send(b"CKPT1")
+        for peer in peers:
+            peer.send(b"CKPT1")
         gets_in(transport.address)
         assert threading.active_count() == before
         deadline = time.monotonic() + TIMEOUT_S
-        while not all(is_closed(stranger) for stranger in strangers[:20]):
+        while not all(is_closed(peer) for peer in peers[:20]):
             assert time.monotonic() < deadline
-        assert not is_closed(strangers[-1])
+        assert not is_closed(peers[-1])
 
 
 def test_a_handshake_has_its_time(transport: DataTransport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_transport, "HANDSHAKE_TIMEOUT_S", 0.05)
-    with socket.create_connection(transport.address, timeout=TIMEOUT_S) as stranger:
-        stranger.send(b"C")
-        while stranger.recv(4096):
+    with socket.create_connection(transport.address, timeout=TIMEOUT_S) as peer:
+        peer.send(b"C")
+        while peer.recv(4096):
             pass
 
 
 @pytest.mark.parametrize("content", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"CKPT1" + bytes(32) + bytes(32)])
 def test_connection_without_a_proof_is_closed(transport: DataTransport, content: bytes) -> None:
     # It may be closed before all of it is sent, or read.
-    with suppress(OSError), socket.create_connection(transport.address, timeout=TIMEOUT_S) as stranger:
-        stranger.send(content)
-        stranger.shutdown(socket.SHUT_WR)
-        while stranger.recv(4096):
+    with suppress(OSError), socket.create_connection(transport.address, timeout=TIMEOUT_S) as peer:
+        peer.send(content)
+        peer.shutdown(socket.SHUT_WR)
+        while peer.recv(4096):
             pass
     gets_in(transport.address)
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import Row
 
 from ckpt_runtime.graph.specs import MOST_ROWS, ProcessSpec
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
@@ -126,6 +127,25 @@ def test_columns_have_the_types_that_rows_one_by_one_have(harness: type[Harness]
     wanted = [pd.DataFrame([rows[at] for at in group], columns=list(columns)) for group in ((0, 2), (1,), (3,))]
     for given, frame in zip(seen, wanted, strict=True):
         pd.testing.assert_frame_equal(given, frame)
+
+
+@pytest.mark.parametrize("in_pandas", [True, False])
+def test_times_of_rows_and_keys_are_those_of_the_sessions_zone(harness: type[Harness], in_pandas: bool) -> None:
+    moment = dt.datetime(2020, 1, 2, tzinfo=dt.UTC)
+    times = pa.array([moment], pa.timestamp("us", "UTC"))
+    rows = pa.RecordBatch.from_pydict({"t": times, "s": pa.StructArray.from_arrays([times], ["t"])})
+
+    def same(key: Any, given: list[Any]) -> Iterator[Any]:
+        row = given[0].iloc[0] if in_pandas else given[0]
+        seen = key[0], row["t"], row["s"]["t"]
+        clock = dt.datetime(2020, 1, 1, 19)
+        assert {time.replace(tzinfo=None) for time in seen} == {clock}, seen
+        assert [time.tzinfo is None for time in seen] == [in_pandas] * 3, seen
+        return iter([pd.DataFrame({"t": [key[0]]}) if in_pandas else Row(t=key[0])])
+
+    out, zone = pa.schema([("t", times.type)]), {"spark.sql.session.timeZone": "America/New_York"}
+    spec = ProcessSpec(("t",), Gives(same), out, "Update", in_pandas=in_pandas, settings=zone)
+    assert harness(StatefulProcessorOperator(spec)).process(rows) == [{"t": moment}]
 
 
 @pytest.mark.parametrize(

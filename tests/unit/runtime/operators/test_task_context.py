@@ -21,7 +21,7 @@ from tests.unit.runtime.connectors.harness import context, opened
 from tests.unit.runtime.operators.conftest import Harness
 
 ROWS = pa.record_batch({"n": [1, 2]})
-TOLD = to_arrow_schema("partition INT, attempt INT, id BIGINT")
+REPORTED = to_arrow_schema("partition INT, attempt INT, id BIGINT")
 
 
 def reported() -> tuple[int, int, int]:
@@ -51,13 +51,13 @@ def test_threads_started_by_a_task_have_its_context() -> None:
 
 def mapped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in batches:
-        yield pa.RecordBatch.from_pylist([dict(zip(TOLD.names, reported(), strict=True))], schema=TOLD)
+        yield pa.RecordBatch.from_pylist([dict(zip(REPORTED.names, reported(), strict=True))], schema=REPORTED)
 
 
 def test_each_call_of_a_mapped_function_is_a_task_of_its_subtask() -> None:
     found: list[tuple[Any, ...]] = []
     for subtask in range(2):
-        operator: Operator = MapInArrowOperator(MapInArrowSpec(mapped, TOLD))
+        operator: Operator = MapInArrowOperator(MapInArrowSpec(mapped, REPORTED))
         output = opened(operator, context(subtask, 2, attempt=4))
         operator.process_batch(ROWS, 0)
         operator.process_batch(ROWS, 0)
@@ -67,7 +67,7 @@ def test_each_call_of_a_mapped_function_is_a_task_of_its_subtask() -> None:
     assert TaskContext.get() is None
 
 
-class Telling(StatefulProcessor):
+class Reporting(StatefulProcessor):
     """Gives the context that it sees in ``init`` and with each row."""
 
     def init(self, handle: Any) -> None:
@@ -76,13 +76,13 @@ class Telling(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for _ in rows:
             assert reported() == self.first
-            yield Row(**dict(zip(TOLD.names, reported(), strict=True)))
+            yield Row(**dict(zip(REPORTED.names, reported(), strict=True)))
 
     def close(self) -> None:
         assert reported() == self.first
 
 
 def test_a_processor_is_a_task_from_its_beginning_to_its_end(harness: type[Harness]) -> None:
-    run = harness(StatefulProcessorOperator(ProcessSpec(("n",), Telling(), TOLD, "Update", "None")))
+    run = harness(StatefulProcessorOperator(ProcessSpec(("n",), Reporting(), REPORTED, "Update", "None")))
     assert [(row["partition"], row["attempt"]) for row in run.process(ROWS)] == [(0, 0), (0, 0)]
     run.operator.close()

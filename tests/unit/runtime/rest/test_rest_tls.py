@@ -29,8 +29,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("strangers"))
+def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("other-authority"))
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,9 @@ def test_both_clients_verify_the_certificate_and_connect(url: str, authority: Au
     assert asyncio.run(ask()) == 8
 
 
-@pytest.mark.parametrize("trusted", ["stranger", "system"])
-def test_a_server_of_an_unknown_authority_gets_no_token(url: str, stranger: Authority, trusted: str) -> None:
-    verify = str(stranger.path) if trusted == "stranger" else True
+@pytest.mark.parametrize("trusted", ["other", "system"])
+def test_a_server_of_an_unknown_authority_gets_no_token(url: str, other_authority: Authority, trusted: str) -> None:
+    verify = str(other_authority.path) if trusted == "other" else True
     with (
         CkptClient(url, token="token", verify=verify, retry_timeout_s=0) as client,
         pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"),
@@ -99,12 +99,12 @@ def test_rest_server_needs_tls_1_2(url: str) -> None:
 
 
 def test_the_command_line(
-    url: str, authority: Authority, stranger: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    url: str, authority: Authority, other_authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CKPT_REST_TOKEN", "token")
     monkeypatch.setenv("CKPT_SESSION_FILE", str(tmp_path / "none"))
     assert main(["--url", url, "--ca-file", str(authority.path), "list"]) == ExitCode.OK
-    assert main(["--url", url, "--ca-file", str(stranger.path), "list"]) == ExitCode.UNREACHABLE
+    assert main(["--url", url, "--ca-file", str(other_authority.path), "list"]) == ExitCode.UNREACHABLE
     assert main(["--url", url, "--insecure", "list"]) == ExitCode.OK
     monkeypatch.setenv("CKPT_CA_FILE", str(authority.path))
     assert main(["--url", url, "list"]) == ExitCode.OK

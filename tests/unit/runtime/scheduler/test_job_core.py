@@ -277,7 +277,7 @@ def configured(
     base = job.core.accepted_plan
     version = base.own.version + 1
     given = Configuration({"my.version": str(version)})
-    own = base.own.changed(given, ChangeNote(version, 7, "somebody", ("my.version",)))
+    own = base.own.changed(given, ChangeNote(version, 7, "alice", ("my.version",)))
     changed = replace(base.settings, **settings)
     plan = replace(base, graph=graph or replace(base.graph), configuration=given, settings=changed, own=own)
     return core.ConfigurationRequested(f"c{version}", plan, base, restarts, strategy)

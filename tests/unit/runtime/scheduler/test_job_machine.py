@@ -307,7 +307,7 @@ def test_tables_have_every_event_and_state_and_other_events_are_refused():
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_event_changes_states_as_told_or_is_refused_in_every_state(event):
+def test_event_changes_states_as_the_table_says_or_is_refused(event):
     for state, build in STATES.items():
         job = build()
         assert job.machine.state is state

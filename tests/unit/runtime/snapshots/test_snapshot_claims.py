@@ -182,9 +182,9 @@ def test_only_files_named_by_the_claim_are_deleted(jobs: Jobs, tmp_path: Path) -
 def test_the_claim_of_another_job_is_respected(jobs: Jobs) -> None:
     file = jobs.shared_file(FIRST, 1)
     jobs.claim(jobs.checkpoint(FIRST, 1, file), SECOND)
-    stranger = JobClaims(Claimant(THIRD, "a", "file:///x"), (jobs.storage(FIRST).location.url,))
-    stranger.delete([file.path], 1)
-    stranger.release()
+    other = JobClaims(Claimant(THIRD, "a", "file:///x"), (jobs.storage(FIRST).location.url,))
+    other.delete([file.path], 1)
+    other.release()
     assert is_there(file)
     assert jobs.owner(FIRST) == SECOND
 

@@ -78,7 +78,7 @@ def savepoint(root: Path) -> CompletedCheckpoint:
 
 
 @pytest.mark.row("203.12")
-@pytest.mark.parametrize("process", [None, own_mark(), "another-boot/pid:[1]/7/7"], ids=["nobody", "own", "other"])
+@pytest.mark.parametrize("process", [None, own_mark(), "another-boot/pid:[1]/7/7"], ids=["unknown", "own", "other"])
 def test_snapshot_is_not_disposed_of_while_its_owner_may_live(
     root: Path, savepoint: CompletedCheckpoint, process: str | None
 ) -> None:

@@ -108,7 +108,7 @@ def test_rows_are_ordered_by_key_group_and_ranges_cover_all_of_them() -> None:
 
 def test_states_of_an_operator_that_is_unknown_or_has_none() -> None:
     snapshot = open_snapshot(str(SAVEPOINT))
-    assert keyed_states(snapshot, "nobody") == keyed_states(snapshot, "left") == []
+    assert keyed_states(snapshot, "unknown") == keyed_states(snapshot, "left") == []
 
 
 @pytest.mark.row("203.9")

@@ -92,7 +92,7 @@ async def test_agent_registers_with_its_identity_and_kills_no_worker_that_it_doe
         assert driver.agent.registration == RegisterAgent("3-1", "127.0.0.1", cpus, own_identity())
         assert await driver.answers()
     async with opened() as driver:
-        driver.send(KillWorker("nobody"))
+        driver.send(KillWorker("unknown"))
         assert await driver.answers()
 
 
@@ -309,11 +309,11 @@ class TestTemporaryFiles:
                 (watcher,) = agent._watchers.values()
                 join = watcher.join
 
-                def told_join(timeout: float | None = None) -> None:
+                def recorded_join(timeout: float | None = None) -> None:
                     waited_for.set()
                     join(timeout)
 
-                monkeypatch.setattr(watcher, "join", told_join)
+                monkeypatch.setattr(watcher, "join", recorded_join)
                 driver.send(ShutdownAgent())
 
         try:
@@ -378,16 +378,16 @@ async def test_a_worker_does_not_inherit_the_token_of_the_rest_api(
 @pytest.mark.skipif(not handles.machine(), reason="no process descriptors here")
 class TestAdoption:
     async def test_an_adopted_process_is_killed_reported_and_ended_like_a_child(self) -> None:
-        strangers = [subprocess.Popen([sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE) for _ in "12"]
+        adopted = [subprocess.Popen([sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE) for _ in "12"]
 
         async with opened() as driver:
-            for number, process in enumerate(strangers):
+            for number, process in enumerate(adopted):
                 began = started(process.pid)
                 driver.send(AdoptWorker(f"w{number}", ProcessIdentity("", process.pid, began), ""))
             driver.send(KillWorker("w0"))
             assert await driver.exited() == WorkerExited("w0", None)
-        assert [process.wait(TIMEOUT_S) for process in strangers] == [-9, -9]
-        for process in strangers:
+        assert [process.wait(TIMEOUT_S) for process in adopted] == [-9, -9]
+        for process in adopted:
             process.communicate()
 
     async def test_ended_orphan_is_reported_as_ended(self) -> None:

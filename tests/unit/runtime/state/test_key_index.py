@@ -158,7 +158,7 @@ def test_index_agrees_with_a_dictionary_for_any_mixture_of_keys(seed: int) -> No
 @pytest.mark.parametrize(
     "equal_bits", [2**64 - 1, 2**64 - 2**32, 2**32 - 1], ids=["all bits", "the high half", "the low half"]
 )
-def test_texts_are_told_apart_by_their_bytes_where_their_hashes_are_equal(
+def test_texts_are_distinguished_by_their_bytes_where_their_hashes_are_equal(
     equal_bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stable_hash = module.hash_arrays

@@ -63,7 +63,7 @@ def test_job_renews_its_claim_and_keeps_its_files(place: Location) -> None:
 def test_a_job_from_a_snapshot_takes_over_the_shared_files_of_its_predecessor(place: Location) -> None:
     claims.acquire(place, Claim(FIRST, "file:///old", ("a",)))
     with pytest.raises(ClaimedError):
-        claims.acquire(place, Claim(SECOND, "file:///new"), heir_of=["file:///checkpoints/somebody"])
+        claims.acquire(place, Claim(SECOND, "file:///new"), heir_of=["file:///checkpoints/other"])
     claims.acquire(place, Claim(SECOND, "file:///new"), heir_of=[FIRST.directory])
     assert claims.read_claim(place) == Claim(SECOND, "file:///new", ("a",), (FIRST,), 1)
     assert [path.name for path in Path(place.path).iterdir()] == ["claim"]

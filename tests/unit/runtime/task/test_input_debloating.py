@@ -92,7 +92,7 @@ def test_debloater_refuses_fewer_than_one_buffer() -> None:
         debloater(buffers=0)
 
 
-class TestBufferSizeWish:
+class TestDesiredBufferSize:
     def test_a_listener_receives_every_request(self) -> None:
         heard: list[int] = []
         desired = DesiredBufferSize()
@@ -139,7 +139,7 @@ def channels(number: int, *, overtakes: bool = True) -> list[InputChannel]:
     return [gate.add_channel(0, 4, overtakes=overtakes) for _ in range(number)]
 
 
-def wishes(of: list[InputChannel]) -> list[int | None]:
+def desired_sizes(of: list[InputChannel]) -> list[int | None]:
     return [channel.buffer_size.latest for channel in of]
 
 
@@ -161,15 +161,15 @@ def test_local_channels_queue_and_remote_ones_queue_and_grant() -> None:
     assert debloating is not None
     metrics = SubtaskMetrics()
     debloating.measure(0, metrics, rest_bytes=0, input_waits=True)
-    assert wishes(inputs) == [None, None]
+    assert desired_sizes(inputs) == [None, None]
     debloating.taken_bytes += 50_000
     debloating.measure(200, metrics, rest_bytes=2_000, input_waits=True)
-    assert wishes(inputs) == [10_000, 10_000]
+    assert desired_sizes(inputs) == [10_000, 10_000]
     assert metrics.debloated_buffer_size == 10_000
     assert debloating.next_ms == 400
     debloating.taken_bytes += 46_000
     debloating.measure(400, metrics, rest_bytes=0, input_waits=True)
-    assert wishes(inputs) == [10_000, 10_000]
+    assert desired_sizes(inputs) == [10_000, 10_000]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_idle_time_does_not_count(waits: bool, busy_ms: int, backpressured_ms: i
     spend(metrics, Activity.IDLE, idle_ms)
     debloating.taken_bytes += 10_000
     debloating.measure(200, metrics, rest_bytes=0, input_waits=waits)
-    assert wishes(inputs) == [size]
+    assert desired_sizes(inputs) == [size]
 
 
 def test_debloater_without_input_measures_nothing() -> None:
@@ -204,7 +204,7 @@ def test_debloater_without_input_measures_nothing() -> None:
     debloating.measure(0, metrics, rest_bytes=0, input_waits=True)
     spend(metrics, Activity.BUSY, 1)
     debloating.measure(200, metrics, rest_bytes=0, input_waits=False)
-    assert wishes(inputs) == [None]
+    assert desired_sizes(inputs) == [None]
 
 
 @pytest.mark.parametrize("remote", [False, True])
@@ -233,5 +233,5 @@ def test_a_buffer_of_slow_rows_counts_as_far_as_it_has_been_processed(kit: TaskK
 def test_subtask_without_debloating_measures_nothing(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     bench.put(0, kit.rows(1, 2)).run()
-    assert wishes(bench.gate.channels) == [None]
+    assert desired_sizes(bench.gate.channels) == [None]
     assert bench.subtask.metrics.debloated_buffer_size is None

@@ -137,7 +137,7 @@ def test_a_local_file_that_never_changes_is_linked(job: Job, properties: Checkpo
 
 def test_file_that_is_linked_for_a_snapshot_keeps_its_rights(job: Job) -> None:
     path = table(job.root)
-    for name in ("snapshot", "of-somebody"):
+    for name in ("snapshot", "other-link"):
         (job.root / name).hardlink_to(path)
     NewFiles(job.options(7, CheckpointProperties()), 20).shared_from(path)
     assert path.stat().st_mode & 0o777 == 0o644

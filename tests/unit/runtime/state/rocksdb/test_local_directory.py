@@ -56,8 +56,8 @@ def test_database_directory_stays_until_its_backend_and_its_snapshots_are_closed
 
 
 def test_directories_of_killed_processes_are_removed_by_the_next_one_and_used_ones_stay(tmp_path: Path) -> None:
-    (tmp_path / "ckpt-state-of-nobody").mkdir()
-    (tmp_path / "ckpt-state-of-nobody" / LOCK).touch()
+    (tmp_path / "ckpt-state-of-ended").mkdir()
+    (tmp_path / "ckpt-state-of-ended" / LOCK).touch()
     (tmp_path / "other").mkdir()
     (tmp_path / "ckpt-state-link").symlink_to(tmp_path / "other")
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
@@ -66,7 +66,7 @@ def test_directories_of_killed_processes_are_removed_by_the_next_one_and_used_on
     ) as holder:
         assert holder.stdout is not None
         held = Path(holder.stdout.readline().strip())
-        assert not (tmp_path / "ckpt-state-of-nobody").exists()
+        assert not (tmp_path / "ckpt-state-of-ended").exists()
         mine = LocalDirectory(str(tmp_path), refuse)
         assert held.is_dir()
         holder.kill()
