@@ -124,7 +124,8 @@ class GroupStateProcessor(StatefulProcessor):
                     errorClass="RESULT_COLUMN_SCHEMA_MISMATCH",
                     messageParameters={"expected": str(self._results), "actual": str(len(names))},
                 )
-            yield frame
+            # Spark appends rows of objects. Therefore missing values fit columns of any type, and times are in UTC.
+            yield frame if names is None else frame.astype(object)
         # PySpark's class has no public access to the changes that the function made.
         if state._removed:
             self._state.clear()
@@ -217,8 +218,6 @@ def stateful_spec(
         initial_state,
         in_arrow,
         settings,
-        # Spark takes the times of these results for times in UTC, though the function gets times of the session's zone.
-        result_zone="UTC" if node.kind == "group_state" else None,
     )
 
 

@@ -348,8 +348,7 @@ class ProcessSpec:
     ``nested_keys`` are the names and types of the keys as the processor gets them, if one of them is a struct, an array
     or a map; ``keys`` then name the values that they are compared by. Those of nested ones are the last columns of the
     input, which the processor does not get. ``timers_wait``: timers of the clock fire behind rows only, as in Spark
-    without batches of no data. ``result_zone`` is the time zone of times without one that the processor returns; None:
-    the session's.
+    without batches of no data.
     """
 
     keys: tuple[str, ...]
@@ -365,7 +364,6 @@ class ProcessSpec:
     settings: Mapping[str, str] = field(default_factory=dict)
     nested_keys: tuple[tuple[str, SparkType], ...] = ()
     timers_wait: bool = False
-    result_zone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

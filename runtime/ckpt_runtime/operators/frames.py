@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.errors import PySparkException
 
+from ckpt_runtime.graph.specs import ZONE_OPTION
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
 from ckpt_runtime.operators.processor_states import KeyCursor
@@ -132,15 +133,9 @@ class FramesToBatch:
     """
 
     def __init__(
-        self,
-        uid: str,
-        schema: pa.Schema,
-        cursor: KeyCursor | None = None,
-        settings: Mapping[str, str] | None = None,
-        zone: str = "UTC",
+        self, uid: str, schema: pa.Schema, cursor: KeyCursor | None = None, settings: Mapping[str, str] | None = None
     ) -> None:
-        """``cursor`` has the key that frames are given for, which an error names. ``settings`` are options of Spark,
-        and ``zone`` is that of times without one."""
+        """``cursor`` has the key that frames are given for, which an error names. ``settings`` are options of Spark."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         self._uid = uid
@@ -149,7 +144,7 @@ class FramesToBatch:
         self._cursor = cursor
         given = settings or {}
         self._options: dict[str, Any] = {
-            "timezone": zone,
+            "timezone": given.get(ZONE_OPTION, "UTC"),
             "safecheck": given.get("spark.sql.execution.pandas.convertToArrowArraySafely", "true") == "true",
             "int_to_decimal_coercion_enabled": given.get(_COERCION) == "true",
         }

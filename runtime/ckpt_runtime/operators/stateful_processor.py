@@ -32,7 +32,14 @@ from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
 from ckpt_runtime.operators.nested_keys import NestedKeys, without_zones
-from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
+from ckpt_runtime.operators.operator import (
+    MAX_WATERMARK,
+    UNNUMBERED,
+    EventTime,
+    Operator,
+    OperatorContext,
+    Output,
+)
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
 from ckpt_runtime.operators.rows import RowGroups, RowsToBatch, row_class
@@ -138,6 +145,9 @@ class StatefulProcessorOperator(Operator):
         self._watermark_behind: int | None = None
         self._coming_behind: tuple[int, int] | None = None
         self._sent_watermark = 0
+        self._in_batches = False
+        """Whether rows come in Spark's batches, each with a coming watermark at its end."""
+        self._fired = False
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
@@ -155,6 +165,7 @@ class StatefulProcessorOperator(Operator):
         self._watermark = self._watermark_to_keep = min(restored, default=0)
         self._sent_watermark = self._watermark
         self._coming = min(context.operator_state.restored(COMING_WATERMARK, EventTime), default=0)
+        self._in_batches = self._coming > 0
         configuration = Configuration(context.configuration)
         self._trigger = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER)
         self._interval_ms = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER_INTERVAL)
@@ -169,10 +180,7 @@ class StatefulProcessorOperator(Operator):
 
     def _new_results(self) -> Results:
         if self._spec.in_pandas:
-            spec = self._spec
-            return FramesToBatch(
-                self.context.uid, spec.output_schema, self._cursor, spec.settings, spec.result_zone or self._zone
-            )
+            return FramesToBatch(self.context.uid, self._spec.output_schema, self._cursor, self._spec.settings)
         return RowsToBatch(self.context.uid, self._spec.output_schema)
 
     def _key_schema(self, input_schema: pa.Schema) -> pa.Schema:
@@ -288,20 +296,36 @@ class StatefulProcessorOperator(Operator):
         Every time mode and trigger uses this method: results left in the operator would be lost at the end of data.
         """
         watermark, self._watermark_behind = self._watermark_behind, None
+        advances = watermark is not None and watermark > self._watermark
         if watermark == MAX_WATERMARK:
             self._watermark = MAX_WATERMARK if self._fires_at_end else self._watermark
         elif watermark is not None:
             self._watermark = self._watermark_to_keep = max(self._watermark, watermark)
-        self._fire()
+        if self._may_fire(advances and (watermark != MAX_WATERMARK or self._fires_at_end)):
+            self._fire()
         self._flush()
         if watermark is not None:
             self._sent_watermark = max(self._sent_watermark, watermark)
             self.output.emit_watermark(watermark)
         behind, self._coming_behind = self._coming_behind, None
         if behind is not None:
+            self._in_batches, self._fired = True, False
             coming, batch = behind
             self._coming = max(self._coming, coming)
             self.output.emit_coming_watermark(coming, batch)
+
+    def _may_fire(self, advances: bool) -> bool:
+        """Where ranges are batches, timers of event time fire once in each of them, behind its rows, as in Spark.
+
+        A batch ends where event time ``advances``, and where the next watermark is announced. The watermarks that are
+        sent again at a restore do neither.
+        """
+        if self._time_mode != "eventtime" or not self._in_batches:
+            return True
+        if not advances and (self._coming_behind is None or self._coming_behind[1] == UNNUMBERED):
+            return False
+        fired, self._fired = self._fired, True
+        return not fired
 
     @property
     def _rows_wait(self) -> bool:
@@ -406,10 +430,11 @@ class StatefulProcessorOperator(Operator):
         return TimerValues(self._now, max(self._watermark, self._coming))
 
     def _fire(self) -> None:
-        """Fires due timers, then due timers that the callbacks registered, up to a limit.
+        """Fires due timers, also those that one of their callbacks deletes, as in Spark.
 
-        After :data:`MOST_CALLBACKS` callbacks, other work is done before the remaining timers fire. At MAX_WATERMARK
-        there is one round, and a timer at exactly that time, which means "never", does not fire.
+        A due timer that a callback registers fires with the next batch. Where there are no batches it fires next, but
+        after :data:`MOST_CALLBACKS` callbacks other work is done before. At MAX_WATERMARK there is one round, and a
+        timer at exactly that time, which means "never", does not fire.
         """
         timers = self._handle.timers if self._handle is not None else None
         if timers is None:
@@ -428,12 +453,10 @@ class StatefulProcessorOperator(Operator):
                 columns = self._groups.in_zone(whole) if self._spec.in_pandas else whole.columns
                 self._whole = dict(zip(keys, without_zones(columns), strict=True))
             for time, key in due:
-                # An earlier callback may have deleted the timer.
-                if time in timers.times_of(key):
-                    self._fire_one(time, key, timer_values)
-                    timers.delete(key, time)
+                self._fire_one(time, key, timer_values)
+                timers.delete(key, time)
             callbacks += len(due)
-            if until == MAX_WATERMARK:
+            if until == MAX_WATERMARK or (self._in_batches and self._time_mode == "eventtime"):
                 return
         self._ask_for_next_timer(until)
 

@@ -102,6 +102,24 @@ class Timed(Processor):
         yield Row(k=key[0], n=1000 * n + expiredTimerInfo.getExpiryTimeInMs() // 1000)
 
 
+class Rearmed(Processor):
+    """Each timer sets another one, which may be due, and each second one deletes the last of the others."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            for later in (0, 7, 40):
+                self.handle.registerTimer(1000 * (row.v + later))
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        n, at, timers = self.number(), expiredTimerInfo.getExpiryTimeInMs(), sorted(self.handle.listTimers())
+        self.state.update((n + 1,))
+        if n % 2:
+            self.handle.deleteTimer(timers[-1])
+        self.handle.registerTimer(at + (1000 if n % 4 else 30_000))
+        yield Row(k=key[0], n=at + len(timers))
+
+
 class Started(Counts):
     """Counts on from an initial state."""
 
@@ -351,6 +369,13 @@ program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)(
     ),
 )
 
+REARMED = ([("a", 1), ("b", 2), ("a", 12)], [("b", 14), ("a", 15)], [("b", 14)], [("c", 33)], [("c", 33)])
+program("append", schemas=PAIRS, settings=ROCKSDB, rows=(*REARMED, [("b", 80)], [("a", 79)], [("c", 120)]))(
+    processor_whose_timers_set_and_delete_timers=lambda rows: (
+        timed(rows).groupBy("k").transformWithState(Rearmed(), COUNTED, "Append", "EventTime")
+    )
+)
+
 program("update", keys="k", schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=ROWS)(
     processor_with_states_that_expire=lambda rows: rows.groupBy("k").transformWithState(
         Expiring(), COUNTED, "Update", "ProcessingTime"
@@ -555,10 +580,10 @@ def first_timeout(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: G
     elif not state.exists:
         state.update((n,))
         state.setTimeoutTimestamp(20_000)
-    yield pd.DataFrame({"k": pd.Series([key[0]], dtype=object), "n": [n]})
+    yield pd.DataFrame({"k": [key[0]], "n": [n]})
 
 
-@program("append", schemas=PAIRS, rows=ROWS)
+@program("append", schemas=PAIRS, rows=(*ROWS, [(None, 15)]))
 def timeout_that_calls_without_a_change_keep(rows: DataFrame) -> DataFrame:
     grouped = timed(rows, "1 second").groupBy("k")
     return grouped.applyInPandasWithState(first_timeout, COUNTED, "n LONG", "append", "EventTimeTimeout")
