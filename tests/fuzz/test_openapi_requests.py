@@ -38,7 +38,7 @@ def aim(case: schemathesis.Case) -> None:
 
 
 def exchange(case: schemathesis.Case) -> Any:
-    """Sends it and checks what holds for every request. The next one gets a new dispatcher if this one has changed it."""
+    """Sends it and checks what holds for every request. A dispatcher that a request has changed serves no other one."""
     aim(case)
     gateway = APP.state.dispatcher
     before = contents(gateway)
