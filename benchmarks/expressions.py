@@ -23,7 +23,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from benchmarks.harness import PIPELINES, BenchmarkError, measure_here, parser_for, positive_int, progress, run_main
+from benchmarks.harness import (
+    PIPELINES,
+    BenchmarkError,
+    measure_here,
+    parser_for,
+    positive_int,
+    progress,
+    run_main,
+    spark_beside,
+)
 from benchmarks.nexmark.processes import CpuTime, Timed
 from benchmarks.pipelines.expressions import SCHEMA, computed
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -51,17 +60,14 @@ def _measured(options: Namespace, directory: Path) -> dict[str, Any]:
     _write_orders(directory / "part", options.check_rows, options)
     _write_orders(directory / "rows", options.rows, options)
     pa.set_cpu_count(1)
-    with MiniCluster() as cluster:
-        _in_engine(cluster, directory / "part", directory / "engine", options)
-        engine = _in_engine(cluster, directory / "rows", None, options)
-    measures = _figures("", options.rows, engine)
-    by_hand = _by_hand(directory / "rows", options)
-    measures |= _figures("handwritten_", options.rows, by_hand)
-    progress(f"engine and by hand: {measures}")
-    builder = SparkSession.builder.master(f"local[{options.parallelism}]").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.session.timeZone", "UTC").config("spark.driver.memory", "2g")
-    spark = builder.getOrCreate()
-    try:
+    with spark_beside(options.parallelism, "2g") as spark:
+        with MiniCluster() as cluster:
+            _in_engine(cluster, directory / "part", directory / "engine", options)
+            engine = _in_engine(cluster, directory / "rows", None, options)
+        measures = _figures("", options.rows, engine)
+        by_hand = _by_hand(directory / "rows", options)
+        measures |= _figures("handwritten_", options.rows, by_hand)
+        progress(f"engine and by hand: {measures}")
         computed(spark.read.schema(SCHEMA).parquet(str(directory / "part"))).write.parquet(str(directory / "spark"))
         compared = _compared(directory)
         if options.spark:
@@ -69,8 +75,6 @@ def _measured(options: Namespace, directory: Path) -> dict[str, Any]:
             measures |= _figures("spark_", options.rows, in_spark)
             measures["ratio"] = round(in_spark.seconds / engine.seconds, 2)
             measures["ratio_core"] = round(in_spark.cpu_s / engine.cpu_s, 2)
-    finally:
-        spark.stop()
     return {**measures, "handwritten_ratio": round(by_hand.cpu_s / engine.cpu_s, 2), "compared": compared}
 
 

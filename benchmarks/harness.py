@@ -25,6 +25,8 @@ from typing import Any, Literal
 
 import psutil  # type: ignore[import-untyped, unused-ignore]
 import pyspark
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from benchmarks.process_tree import PeakMemory, listening_port, workers_of
 from ckpt_runtime.client.clients import CkptClient
@@ -394,6 +396,29 @@ def _wait_for_line(log_file: Path, text: str, starting: Future[SessionInfo]) -> 
 def _show_log(log_file: Path, kind: type[BaseException] | None, *_: object) -> None:
     if kind is not None and log_file.exists():
         progress("".join(log_file.read_text(errors="replace").splitlines(keepends=True)[-20:]))
+
+
+@contextmanager
+def spark_beside(parallelism: int, memory: str) -> Iterator[SparkSession]:
+    """A session of Spark in this process, which is measured beside the engine; ``memory`` is for example ``"2g"``.
+
+    Enter it before the engine plans a query here: a process has one session, and that of the planner has one thread and
+    little memory. Raises BenchmarkError if there is a session.
+    """
+    if SparkContext._active_spark_context is not None:
+        raise BenchmarkError("Spark has been started in this process, with other threads than those of the comparison")
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": memory,
+        "spark.sql.shuffle.partitions": str(parallelism),
+        "spark.sql.session.timeZone": "UTC",
+    }
+    session = SparkSession.builder.master(f"local[{parallelism}]").config(map=settings).getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

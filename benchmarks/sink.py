@@ -27,7 +27,6 @@ from typing import Any
 from uuid import uuid4
 
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
 
 from benchmarks.harness import (
     PIPELINES,
@@ -39,6 +38,7 @@ from benchmarks.harness import (
     positive_int,
     progress,
     run_main,
+    spark_beside,
 )
 from benchmarks.pipelines.sink import FETCH_WAIT_MS
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -74,12 +74,8 @@ def main() -> None:
     options = parser.parse_args()
     options.sink = options.sink.replace("postgresql", "postgres").replace("postgres", "postgresql")
     options.rows = options.rows or ROWS[options.sink]
-    builder = SparkSession.builder.master(f"local[{options.parallelism}]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.sql.session.timeZone", "UTC").config("spark.driver.memory", "1g").getOrCreate()
-    try:
+    with spark_beside(options.parallelism, "1g"):
         measure_here(NAME, options, _measured)
-    finally:
-        spark.stop()
 
 
 def _measured(options: Namespace, directory: Path) -> dict[str, Any]:

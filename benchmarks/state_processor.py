@@ -45,9 +45,7 @@ def _measured(running: harness.BenchmarkSession, options: argparse.Namespace) ->
     job.wait_for("the state to be full", lambda: job.report().total("keys") == keys, FILL_TIMEOUT_S)
     savepoint = job.savepoint("NATIVE" if options.format == "native" else "CANONICAL").external_path or ""
     job.cancel()
-    builder = SparkSession.builder.master(f"local[{PARALLELISM}]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.driver.memory", "2g").getOrCreate()
-    try:
+    with harness.spark_beside(PARALLELISM, "2g") as spark:
         target = f"{running.directory}/small"
         columns = ("struct(id AS key) AS key", "struct(id AS count, encode(string(id), 'UTF-8') AS bytes) AS value")
         _write(spark.range(WARM_ROWS).selectExpr(*columns), target, kind="value")
@@ -55,8 +53,6 @@ def _measured(running: harness.BenchmarkSession, options: argparse.Namespace) ->
         if found != WARM_ROWS:
             raise harness.BenchmarkError(f"a savepoint of {WARM_ROWS} rows has {found}")
         read_s, write_s = _in_spark(spark, savepoint, f"{running.directory}/written", options, keys)
-    finally:
-        spark.stop()
     restored = start(running, of_job, pace, f"{running.directory}/written")
     restored.let_run(1.0)
     check_order(restored)

@@ -21,7 +21,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.harness import PIPELINES, BenchmarkError, measure_here, parser_for, positive_int, progress, run_main
+from benchmarks.harness import (
+    PIPELINES,
+    BenchmarkError,
+    measure_here,
+    parser_for,
+    positive_int,
+    progress,
+    run_main,
+    spark_beside,
+)
 from benchmarks.nexmark.processes import CpuTime
 from benchmarks.pipelines.windows import SCHEMA, totals
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -62,12 +71,8 @@ def beside_spark(
     """
     for name, files in (("warm", 1), ("rows", options.files)):
         write_orders(directory / name, options.rows // options.files, files, options)
-    builder = SparkSession.builder.master(f"local[{options.parallelism}]").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.shuffle.partitions", str(options.parallelism))
-    builder = builder.config("spark.sql.session.timeZone", "UTC")
-    spark = builder.config("spark.driver.memory", "2g").getOrCreate()
     rows = directory / "rows"
-    try:
+    with spark_beside(options.parallelism, "2g") as spark:
         in_spark(spark, directory / "warm", directory / "spark-warm", totals)
         if options.spark:
             with CpuTime() as spark_cpu:
@@ -78,8 +83,6 @@ def beside_spark(
             with CpuTime() as engine_cpu:
                 engine_s = in_engine(cluster, program, rows, directory / "engine-rows", options.parallelism)
         progress(f"engine: {options.rows / engine_s:,.0f} rows/s")
-    finally:
-        spark.stop()
     measures = {
         "rows_per_s": round(options.rows / engine_s),
         "cpu_s": round(engine_cpu.seconds, 2),

@@ -7,6 +7,7 @@ failure the range is computed again, and its rows have to be the same in the sam
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -93,7 +94,7 @@ class _Ranges(SplitEnumerator):
         self._source = source
         self._bounded = bounded
         self._ranges = 0 if state is None else state["ranges"]
-        self._end = source.first() if state is None else state.get("end")
+        self._end = _as_json(source, "first", source.first()) if state is None else state.get("end")
         self._looked = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="ranges of frames")
         self._asked: Future[Any] | None = None
@@ -107,7 +108,7 @@ class _Ranges(SplitEnumerator):
             self._asked = self._pool.submit(lambda: self._source.latest(self._source.spark()))
         if not self._bounded and not self._asked.done():
             return []
-        latest, self._asked, self._looked = self._asked.result(), None, True
+        latest, self._asked, self._looked = _as_json(self._source, "latest", self._asked.result()), None, True
         if latest is None or latest == self._end:
             return []
         start, self._end = self._end, latest
@@ -181,6 +182,17 @@ class _FrameReader(SplitReader):
             # By values: the bytes that Arrow has under nulls mean nothing.
             digest.update(repr(table.slice(start, _DIGESTED_ROWS).to_pydict()).encode())
         return table, digest.hexdigest()
+
+
+def _as_json(source: FrameSource, method: str, value: Any) -> Any:
+    """An end of a range as a restored job has it, such as a list in the place of a tuple."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{type(source).__name__}.{method}() returned {value!r}, which is not a value of JSON: {error}; return a "
+            "text or a number, such as str(time) or int(number), and convert it in read()"
+        ) from None
 
 
 def _shown(description: _Range) -> str:

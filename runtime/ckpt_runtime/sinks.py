@@ -56,9 +56,10 @@ class SinkContext:
 class Transaction:
     """Identifies the commit of one checkpoint: equal at each repetition, and different from every other commit.
 
-    ``writer_id`` is the sink of one job. Two jobs that were started from one savepoint have the same sink id and the
-    same checkpoint ids, but different writer ids; the output that the savepoint itself covers has one writer id in both
-    of them. Within one writer id, commits have growing checkpoint ids.
+    ``writer_id`` is the sink of one job, or one of its subtasks if each commits for itself. Two jobs that were started
+    from one savepoint have the same sink id and the same checkpoint ids, but different writer ids; the output that the
+    savepoint itself covers has one writer id in both of them. Within one writer id, commits have growing checkpoint
+    ids.
 
     ``batch_id`` counts the commits of a sink from 0, without gaps, as Spark counts the micro-batches of a query. It is
     part of the sink's state, so that it continues in a job that starts from a snapshot: two jobs that start from one

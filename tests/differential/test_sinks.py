@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql.connect.proto import ConfigRequest, ConfigResponse
+from pyspark.sql.connect.proto import ConfigRequest, ConfigResponse, ReleaseSessionRequest, ReleaseSessionResponse
 
-from ckpt_runtime.frontend import spark_connect
+from ckpt_runtime.frontend import live_session, spark_connect
 from ckpt_runtime.frontend.live_session import RealChannel
 from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
@@ -39,7 +39,7 @@ from tests.support.object_store import ObjectStore, keys, unfinished_uploads
 from tests.support.pipelines import batch_functions
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -183,6 +183,39 @@ def typed(directory: Path, count: int) -> str:
     return str(directory / "typed.parquet")
 
 
+def names_of_blocks(spark: SparkSession) -> list[str]:
+    """The blocks that Spark stores in memory or on disk. Fields are read one by one: the methods have shaded types."""
+
+    def value(of: Any, class_name: str, field_name: str) -> Any:
+        field = spark._jvm.java.lang.Class.forName(f"org.apache.spark.{class_name}").getDeclaredField(field_name)
+        field.setAccessible(True)
+        return field.get(of)
+
+    manager = value(spark._jsc.sc().env(), "SparkEnv", "blockManager")
+    entries = value(manager, "storage.BlockManager", "blockInfoManager").entries()
+    names = []
+    while entries.hasNext():
+        names.append(entries.next()._1().name())
+    return names
+
+
+def views_of_frames(spark: SparkSession) -> DataFrame:
+    """The views in which large frames are during a call; they have the id of a sink in their names."""
+    return spark.sql("SHOW VIEWS IN global_temp").where("viewName RLIKE '^ckpt_[0-9a-f]{16}_'")
+
+
+def end_session(url: str, identity: str) -> None:
+    """Ends a session of the server, as it does itself with one that gets no request for an hour."""
+    request = ReleaseSessionRequest(session_id=str(uuid.uuid5(live_session._SESSIONS, identity)))
+    if user := os.environ.get("SPARK_USER", os.environ.get("USER")):
+        request.user_context.user_id = user
+    path = "/spark.connect.SparkConnectService/ReleaseSession"
+    codecs = (ReleaseSessionRequest.SerializeToString, ReleaseSessionResponse.FromString)
+    channel = RealChannel(url)
+    channel.method("unary_unary", path, codecs, {})(request)
+    channel.close()
+
+
 def is_empty(directory: Path) -> bool:
     return not directory.exists() or not any(directory.iterdir())
 
@@ -218,6 +251,10 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
     for step in ("called", "returned", "process", "closed"):
         (faults / step).touch()
         cluster.wait_until(lambda step=step: not (faults / step).exists(), f"a kill at {step}")  # type: ignore[misc]
+    before, called = cluster.restarts(job), len(list((output / "batches").iterdir()))
+    end_session(spark_url(encrypted=True), f"{job}/batches-sink.committer")
+    cluster.wait_until(lambda: cluster.restarts(job) > before, "a call in a session that has ended")
+    cluster.wait_until(lambda: len(list((output / "batches").iterdir())) > called + 1, "calls in another session")
     cluster.wait_for_checkpoints(job, 2)
     savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
     cluster.wait_for_status(start(0, savepoint), JobStatus.FINISHED)
@@ -232,6 +269,7 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
     numbers_ = [row["n"] for file in (output / "epochs").iterdir() for row in json.loads(file.read_text())]
     assert sorted(numbers_) == list(range(4_000))
     assert is_empty(checkpoints / "staged")
+    assert views_of_frames(spark).isEmpty()
 
 
 @pytest.mark.row("ends.1")
@@ -251,6 +289,39 @@ def test_frames_and_views_of_the_program_meet_those_of_a_function_as_in_spark(
     )
     cluster.wait_for_status(job, JobStatus.FINISHED)
     assert (ours / "0.json").read_text() == (theirs / "0.json").read_text()
+
+
+@pytest.mark.row("ends.1")
+def test_large_frames_are_read_again_and_written_to_several_places_as_in_spark_which_keeps_none_of_them(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    source, theirs, ours = (tmp_path / name for name in ("in", "spark", "engine"))
+    for directory in (source, theirs, ours):
+        directory.mkdir()
+    for file in range(3):
+        rows = {
+            "n": [7 * file + n for n in range(9_000)],
+            "text": [f"the text of number {n % 300}" for n in range(9_000)],
+        }
+        pq.write_table(pa.table(rows), source / f"{file}.parquet")
+        os.utime(source / f"{file}.parquet", (1_000 + file, 1_000 + file))
+    batch_functions.stored(spark, str(source), str(theirs)).awaitTermination()
+    spark.conf.unset("spark.sql.session.localRelationCacheThreshold")
+    job = cluster.submit(
+        PIPELINES / "batch_functions.py",
+        entry="batch_functions:stored",
+        arguments=[str(source), str(ours)],
+        configuration=fast(restart_strategy__type="none"),
+    )
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    for batch in range(3):
+        assert (ours / f"{batch}.json").read_text() == (theirs / f"{batch}.json").read_text()
+        for name in ("whole", "even"):
+            found, wanted = (spark.read.parquet(str(place / name / str(batch))) for place in (ours, theirs))
+            assert found.exceptAll(wanted).isEmpty()
+            assert wanted.exceptAll(found).isEmpty()
+    assert views_of_frames(spark).isEmpty()
+    assert [name for name in names_of_blocks(spark) if name.startswith(("cache_", "rdd_"))] == []
 
 
 VALUES = pa.schema(

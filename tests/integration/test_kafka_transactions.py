@@ -106,6 +106,23 @@ def test_messages_are_committed_when_their_checkpoint_has_completed(broker: Kafk
     assert (values(log), log.open) == (["a", "b", "c"], {})
 
 
+@pytest.mark.row("ends.5")
+def test_transaction_that_is_aborted_while_messages_are_on_their_way_does_not_stay_open(
+    broker: KafkaBroker, topic: str
+) -> None:
+    """A message that arrives behind the abort would begin a transaction that nothing ends."""
+    many = {"kafka.linger.ms": "0", "kafka.batch.num.messages": "1"}  # many requests, one message in each
+    for number in range(20):
+        attempt = Attempt(broker, topic, attempt=number, options=many)
+        attempt.write(*(f"{number} {at}" for at in range(200)))
+        over = time.monotonic() + number / 500
+        while time.monotonic() < over:
+            attempt.operator.on_processing_time(0)
+        attempt.operator.close()
+    log = committed(broker, topic)
+    assert (values(log), log.open) == ([], {})
+
+
 @pytest.mark.row("ends.4", "ends.5")
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_messages_of_the_sink_are_the_rows_of_the_source_with_any_compression(

@@ -78,8 +78,9 @@ def pending_names(snapshots: Iterable[CompletedCheckpoint]) -> set[str]:
     states = (state for snapshot in snapshots for state in snapshot.states.values())
     found = list(_items(states))
     pending = [item for _, name, item in found if name == PENDING and isinstance(item, dict)]
-    # Versions before the protocol of sinks stored the fields of a pending file alone.
-    names = [checked(item.get("committable", item), _NamedFile).name for item in pending]
+    # Earlier releases stored each committable by itself; before the protocol of sinks, the fields of its file alone.
+    each = [item.get("committables", [item.get("committable", item)]) for item in pending]
+    names = [named.name for committables in each for named in checked(committables, list[_NamedFile])]
     messages = [checked(item, _Messages) for _, name, item in found if name == MESSAGES and isinstance(item, dict)]
     names += [_name_in(text) for message in messages for _, text in message.messages]
     return {name for name in names if name is not None}

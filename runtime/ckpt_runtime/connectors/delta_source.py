@@ -10,7 +10,7 @@ to the table.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any, ClassVar, TypedDict
@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from ckpt_runtime.connectors.file_source import FileReader
+from ckpt_runtime.connectors.splits import BuiltInSource
 from ckpt_runtime.graph.delta_options import (
     IN_COMMIT_TIMESTAMPS,
     LATEST_VERSION,
@@ -32,11 +33,9 @@ from ckpt_runtime.graph.delta_options import (
     starting_ms,
     starting_version,
 )
-from ckpt_runtime.graph.formats import source_options, source_schema
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.sources import (
     PositionKind,
-    Source,
     Split,
     SplitEnumerator,
     SplitReader,
@@ -75,24 +74,13 @@ class _AddedFile(TypedDict):
     partition: dict[str, str | None]
 
 
-class DeltaSource(Source):
+class DeltaSource(BuiltInSource):
     """The source of format ``delta``."""
 
     state_type: Any = _ReadUpTo
     description_type: Any = _AddedFile
     position_type: Any = NonNegative
     start_positions: ClassVar[frozenset[PositionKind]] = frozenset({"earliest", "latest", "timestamp", "offsets"})
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(options)
-        self._values = source_options("delta", options)
-
-    @classmethod
-    def name(cls) -> str:
-        return "delta"
-
-    def schema(self, declared: pa.Schema | None) -> pa.Schema:
-        return source_schema("delta", self.options, declared)
 
     def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
         return DeltaEnumerator(self._values, schema, state, bounded=bounded)

@@ -22,11 +22,11 @@ import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.connectors.file_rows import batch_of, count_rows, open_rows
+from ckpt_runtime.connectors.splits import BuiltInSource
 from ckpt_runtime.expressions import texts
 from ckpt_runtime.expressions.functions.casts import caster
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.graph.bad_rows import bad_rows_of, marked, taken_apart
-from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.source_formats import (
@@ -39,7 +39,6 @@ from ckpt_runtime.graph.source_formats import (
 from ckpt_runtime.sources import (
     Offsets,
     PositionKind,
-    Source,
     Split,
     SplitEnumerator,
     SplitReader,
@@ -50,7 +49,6 @@ from ckpt_runtime.storage.filesystem import (
     FileEntry,
     Location,
     delete_file,
-    exists,
     file_entry,
     is_directory,
     list_entries,
@@ -92,7 +90,7 @@ class _FileDescription(TypedDict):
     batch: NotRequired[NonNegative]
 
 
-class FileSource(Source):
+class FileSource(BuiltInSource):
     """The source of the file formats."""
 
     state_type: Any = _ListedFiles
@@ -101,23 +99,12 @@ class FileSource(Source):
     start_positions: ClassVar[frozenset[PositionKind]] = frozenset({"earliest", "latest", "timestamp"})
 
     def __init__(self, format_: str, options: Mapping[str, str]) -> None:
-        super().__init__(options)
-        self._format = format_
-        self._values = source_options(format_, options)
+        super().__init__(format_, options)
         self._finds_bad = str(self._values.get("mode")).upper() == "FAILFAST"
-
-    @classmethod
-    def name(cls) -> str:
-        """Not used: the formats are built in."""
-        return "files"
 
     @property
     def acknowledges(self) -> bool:
         return bool(self._values["cleanSource"] != "off")
-
-    def schema(self, declared: pa.Schema | None) -> pa.Schema:
-        assert declared is not None
-        return declared
 
     def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
         return FileEnumerator(self._values, parted_metadata(schema)[0], state, bounded=bounded)
@@ -165,8 +152,11 @@ class FileEnumerator(SplitEnumerator):
         self._there: deque[tuple[FileEntry, dict[str, str | None]]] | None = None
 
     def discover(self) -> Sequence[Split]:
-        """Lists the directory when all files of the last listing were sent. A bounded source lists it once."""
-        if self._there is None or (not self._there and not self._bounded):
+        """Lists the directory when all files of the last listing were sent, and with ``latestFirst`` each time, as
+        Spark does: files that have come meanwhile are the newest. A bounded source lists it once.
+        """
+        is_used_up = not self._there or self._options["latestFirst"]
+        if self._there is None or (is_used_up and not self._bounded):
             self._there = deque(self._new_files())
         splits: list[Split] = []
         size = 0
@@ -359,13 +349,21 @@ class FileReader(SplitReader):
         return SplitRows(split.id, position, good, bad=bad_rows_of(letters))
 
     def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
-        """Deletes or archives files that were read. If that fails, the file stays and a warning is logged."""
+        """Deletes or archives files that were read. If that fails, the file stays and a warning is logged.
+
+        A call that is repeated after a failure finds no file, or another one, which was not read and stays.
+        """
         for split in ended:
             location = resolve(split.id)
             try:
-                if self._options["cleanSource"] == "delete":
+                found = file_entry(location)
+                if found is None:
+                    continue
+                if not _is_described(split, found):
+                    _LOG.warning("cleanSource: %s stays, because it has changed since it was read", split.id)
+                elif self._options["cleanSource"] == "delete":
                     delete_file(location)
-                elif exists(location):
+                else:
                     archive = resolve(self._options["sourceArchiveDir"])
                     parts = [part for part in location.path.split("/") if part]
                     move_file(location, archive.child(*parts))
@@ -383,8 +381,8 @@ class FileReader(SplitReader):
 
     def check_unchanged(self, split: Split, position: int) -> None:
         """Raises ValueError if the file is another one than that whose first rows were read."""
-        described, now = split.description, file_entry(self.location(split))
-        if now is None or (now.size, now.modified_ms) != (described["size"], described["modified_ms"]):
+        now = file_entry(self.location(split))
+        if now is None or not _is_described(split, now):
             raise ValueError(
                 f"{split.id} has changed after {position} of its rows were read; files must not change after they "
                 "have appeared"
@@ -459,6 +457,13 @@ class FileReader(SplitReader):
             columns.append(pa.repeat(value, batch.num_rows))
         whole = batch_of(columns, self._schema)
         return marked(whole, batch.column(batch.num_columns - 1)) if self._reports_bad else whole
+
+
+def _is_described(split: Split, file: FileEntry) -> bool:
+    """Whether a file is the one that was listed. What an object store says of one object has times in seconds only."""
+    step_ms = 1 if file.location.is_local else 1000
+    described = split.description
+    return (file.size, file.modified_ms // step_ms) == (described["size"], described["modified_ms"] // step_ms)
 
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"

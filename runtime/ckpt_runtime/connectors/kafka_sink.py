@@ -279,9 +279,12 @@ class _TransactionalProducer(_Producer):
                     return False
 
     def abort(self) -> None:
-        """Aborts the transaction if brokers answer soon; otherwise the next attempt does it. Closes the client."""
+        """Aborts the transaction if brokers answer soon; otherwise the next attempt does it. Closes the client.
+
+        The client drops the messages that it has not sent, and waits for the answers to the others: one that arrived
+        behind the abort would begin a transaction that nothing ends.
+        """
         try:
-            self.client.purge()
             self.client.abort_transaction(_ABORT_SECONDS)
         except self.refused as error:
             _LOG.warning("transactional id %s: the transaction stays open: %s", self.transactional_id, error)

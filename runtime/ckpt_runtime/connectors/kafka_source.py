@@ -29,8 +29,8 @@ from ckpt_runtime.connectors.kafka_reader import (
     partition_of,
     place,
 )
+from ckpt_runtime.connectors.splits import BuiltInSource
 from ckpt_runtime.expressions.regex import compile_java
-from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.kafka_options import (
     EARLIEST,
     LATEST,
@@ -38,7 +38,6 @@ from ckpt_runtime.graph.kafka_options import (
     KafkaSubscription,
     connection_settings,
     consumer_settings,
-    kafka_columns,
     offsets_by_partition,
     start,
     subscription,
@@ -47,7 +46,6 @@ from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sources import (
     PositionKind,
-    Source,
     Split,
     SplitEnumerator,
     SplitReader,
@@ -85,24 +83,13 @@ class _PartitionRange(TypedDict):
     end: NonNegative | None
 
 
-class KafkaSource(Source):
+class KafkaSource(BuiltInSource):
     """The source of format ``kafka``."""
 
     state_type: Any = _SentPartitions
     description_type: Any = _PartitionRange
     position_type: Any = NonNegative
     start_positions: ClassVar[frozenset[PositionKind]] = frozenset({"earliest", "latest", "timestamp", "offsets"})
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(options)
-        self._values = source_options("kafka", options)
-
-    @classmethod
-    def name(cls) -> str:
-        return "kafka"
-
-    def schema(self, declared: pa.Schema | None) -> pa.Schema:
-        return kafka_columns(headers=self._values["includeHeaders"])
 
     @property
     def acknowledges(self) -> bool:

@@ -6,7 +6,9 @@ leaves no rows. When the checkpoint has completed, one committer merges the stag
 and records the checkpoint's id in an additional table, all in one transaction; a repeated commit finds the record and
 does nothing.
 
-Staging tables that a crash between the two commits leaves are found in the list and dropped.
+Staging tables that a crash between the two commits leaves are found in the list and dropped. Those of a job that no
+other one continues have no owner when its snapshots are deleted, which no database knows: with option
+``stagedRowsTimeout``, any later job drops them by their age.
 
 With option ``preparedTransactions`` rows are copied into the target itself, in a transaction that the writer prepares
 (``PREPARE TRANSACTION``) and the committer commits by its name. Its entry in the list becomes visible with the rows:
@@ -17,9 +19,11 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from typing import Any, ClassVar
 
 import msgspec
@@ -28,6 +32,7 @@ import pyarrow as pa
 from ckpt_runtime.connectors.part_directory import CommitError
 from ckpt_runtime.connectors.postgres_values import TableColumn, values_of
 from ckpt_runtime.graph.formats import sink_options
+from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.postgres_options import database_types, import_driver, key_columns, server_of
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
@@ -35,12 +40,14 @@ COMMITS, STAGED = "ckpt_commits", "ckpt_staged"
 _ORDER = "ckpt_order"
 _PREPARED = re.compile(r"ckpt:(?P<sink>\w+):(?P<job>\w+):(?P<attempt>[0-9]+):(?P<checkpoint>[0-9]+):\w+")
 """The name of a prepared transaction."""
+_STAGING = re.compile("ckpt_staging_([0-9a-f]+)_")
+"""The name of a staging table begins with the time of its first row, in seconds. Earlier releases named none."""
 _LOCK = 0x636B7074
 """The advisory lock under which the tables beside the target are created: CREATE TABLE IF NOT EXISTS may collide."""
 
 
 class StagingTable(msgspec.Struct, frozen=True):
-    """A table with the rows of one subtask for one checkpoint, in the schema of the target; its name is random.
+    """A table with the rows of one subtask for one checkpoint, in the schema of the target; no other has its name.
 
     A name that begins with ``ckpt:`` is that of a prepared transaction, which has the rows.
     """
@@ -58,6 +65,8 @@ class PostgresSink(Sink):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
         self.parsed = sink_options("postgresql", options)
+        timeout = self.parsed["stagedRowsTimeout"]
+        self._timeout_ms = None if timeout is None else duration_ms("stagedRowsTimeout", timeout, "s")
 
     @classmethod
     def name(cls) -> str:
@@ -72,7 +81,7 @@ class PostgresSink(Sink):
 
     def clean_up(self, context: SinkContext) -> None:
         """Drops the staging tables of earlier attempts and jobs that neither the restored snapshot nor a savepoint
-        covers."""
+        covers, and those of other sinks that are older than ``stagedRowsTimeout``."""
         if context.subtask_index:
             return
         database = Database(self.parsed)
@@ -80,17 +89,24 @@ class PostgresSink(Sink):
             database.prepare()
             restored = context.restored_checkpoint_id or 0
             covered = max(restored, context.savepoint_id)
-            for prepared in database.prepared_transactions():
+            since_s = -inf if self._timeout_ms is None else time.time() - self._timeout_ms / 1000
+            for prepared, time_s in database.prepared_transactions():
                 checkpoint_id = int(prepared["checkpoint"])
                 own = prepared["job"] == context.job_id and int(prepared["attempt"]) < context.attempt
                 former = prepared["job"] in context.ended_jobs and checkpoint_id > restored
-                if prepared["sink"] == context.sink_id and (former or (own and checkpoint_id > covered)):
+                if prepared["sink"] == context.sink_id:
+                    ends = former or (own and checkpoint_id > covered)
+                else:
+                    ends = time_s < since_s
+                if ends:
                     database.end_prepared(prepared[0], "ROLLBACK")
             found = database.run(
                 "SELECT name FROM {staged} WHERE sink_id = %s AND ("
                 "(job_id = %s AND attempt < %s AND checkpoint_id > %s) OR (job_id = ANY(%s) AND checkpoint_id > %s))",
                 (context.sink_id, context.job_id, context.attempt, covered, list(context.ended_jobs), restored),
             ).fetchall()
+            others = database.run("SELECT name FROM {staged} WHERE sink_id <> %s", (context.sink_id,)).fetchall()
+            found += [(name,) for (name,) in others if (made := _STAGING.match(name)) and int(made[1], 16) < since_s]
             with database.connection.transaction():
                 for (name,) in found:
                     database.drop(name)
@@ -164,10 +180,11 @@ class Database:
                 "job_id text NOT NULL, attempt integer NOT NULL, checkpoint_id bigint NOT NULL)"
             )
 
-    def prepared_transactions(self) -> list[re.Match[str]]:
-        """The names of the prepared transactions of sinks in this database, with their parts."""
-        rows = self.connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
-        return [match for (name,) in rows if (match := _PREPARED.fullmatch(name))]
+    def prepared_transactions(self) -> list[tuple[re.Match[str], float]]:
+        """The names of the prepared transactions of sinks in this database, with their parts and their times in s."""
+        query = "SELECT gid, EXTRACT(EPOCH FROM prepared)::float8 FROM pg_prepared_xacts WHERE database = "
+        rows = self.connection.execute(f"{query}current_database()")
+        return [(match, time_s) for name, time_s in rows if (match := _PREPARED.fullmatch(name))]
 
     def end_prepared(self, name: str, action: str) -> bool:
         """Commits or rolls back (``action``) a prepared transaction; returns whether there was one of this name."""
@@ -296,7 +313,7 @@ class PostgresWriter(SinkWriter):
             self._copy_into(self._database.within(self._database.table), self._columns, types)
             return
         database = self._database
-        self._name = f"ckpt_staging_{secrets.token_hex(12)}"
+        self._name = f"ckpt_staging_{int(time.time()):x}_{secrets.token_hex(8)}"
         table = database.within(self._name)
         database.run(
             "CREATE TABLE {table} AS SELECT {columns}{marker}, 0::bigint AS {order} FROM {target} WITH NO DATA",

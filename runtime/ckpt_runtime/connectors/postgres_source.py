@@ -13,26 +13,26 @@ A split is a range of values; its position is the last value that was emitted. N
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from queue import Empty, Full, Queue, SimpleQueue
 from threading import Event
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict, TypeVar
 
 import pyarrow as pa
 
 from ckpt_runtime.connectors.postgres_sink import Database
-from ckpt_runtime.graph.formats import source_options, source_schema
+from ckpt_runtime.connectors.splits import BuiltInSource
 from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.postgres_options import LATEST, import_driver, readable_types, settle_ms, starting_value
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sources import (
     PositionKind,
-    Source,
     Split,
     SplitEnumerator,
     SplitReader,
@@ -41,6 +41,7 @@ from ckpt_runtime.sources import (
     single_offset,
 )
 
+T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 _RECONNECT_S = 1.0
 _STEP_S = 0.1
@@ -89,24 +90,13 @@ class _ValueRange(TypedDict):
     upto: int
 
 
-class PostgresSource(Source):
+class PostgresSource(BuiltInSource):
     """The source of format ``postgresql``."""
 
     state_type: Any = _ReadUpTo
     description_type: Any = _ValueRange
     position_type: Any = int
     start_positions: ClassVar[frozenset[PositionKind]] = frozenset({"earliest", "latest", "timestamp", "offsets"})
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(options)
-        self._values = source_options("postgresql", options)
-
-    @classmethod
-    def name(cls) -> str:
-        return "postgresql"
-
-    def schema(self, declared: pa.Schema | None) -> pa.Schema:
-        return source_schema("postgresql", self.options, declared)
 
     def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
         return PostgresEnumerator(self._values, schema, state, bounded=bounded)
@@ -283,6 +273,40 @@ class GrowingTable:
             )
 
 
+class _Connection:
+    """The table, with a new connection after each one that broke. While the database does not answer, it is asked
+    again until ``closed`` is set; but the first connection has to succeed."""
+
+    def __init__(self, options: dict[str, Any], schema: pa.Schema, closed: Event) -> None:
+        self._options = options
+        self._schema = schema
+        self._closed = closed
+        self._table: GrowingTable | None = None
+        self._was_connected = False
+
+    def answer(self, ask: Callable[[GrowingTable], T]) -> T | None:
+        """What ``ask`` returns for the table; None if the source was closed meanwhile."""
+        operational = import_driver().OperationalError
+        while not self._closed.is_set():
+            try:
+                if self._table is None:
+                    self._table = GrowingTable(self._options, self._schema)
+                    self._was_connected = True
+                return ask(self._table)
+            except operational as error:
+                if not self._was_connected:
+                    raise
+                _LOG.warning("postgresql: the table cannot be read now: %s", error)
+                self.close()
+                self._closed.wait(_RECONNECT_S)
+        return None
+
+    def close(self) -> None:
+        if self._table is not None:
+            self._table.close()
+            self._table = None
+
+
 @dataclass(frozen=True, slots=True)
 class _Settled:
     """Rows up to ``upto`` are complete; ``least`` is the least value of the table then. None: the table is empty."""
@@ -356,42 +380,24 @@ class PostgresEnumerator(SplitEnumerator):
         return list(pairwise(ends))
 
     def _watch(self) -> None:
-        """Looks for settled values periodically. While the database does not answer, it keeps trying."""
-        operational = import_driver().OperationalError
+        """Looks for settled values periodically."""
         pause_s = duration_ms("pollInterval", self._options["pollInterval"], "ms") / 1000
         sent: int | None = self._upto
-        table: GrowingTable | None = None
-        was_connected = False
-        while not self._closed.is_set():
-            try:
-                if table is None:
-                    table = GrowingTable(self._options, self._schema)
-                    was_connected = True
-                settled = self._settle(table, sent)
-            except operational as error:
-                if not was_connected:
-                    self._found.put(error)
-                    break
-                _LOG.warning("postgresql: the table cannot be read now: %s", error)
-                if table is not None:
-                    table.close()
-                    table = None
-                self._closed.wait(_RECONNECT_S)
-                continue
-            except Exception as error:
-                self._found.put(error)
-                break
-            if settled is not None:
-                self._taken.clear()
-                self._found.put(settled)
-                if self._bounded:
-                    break
-                if not self._closed.is_set():
-                    self._taken.wait()
-                sent = settled.upto if settled.upto is not None else sent
-            self._closed.wait(pause_s)
-        if table is not None:
-            table.close()
+        try:
+            with closing(_Connection(self._options, self._schema, self._closed)) as connection:
+                while not self._closed.is_set():
+                    settled = connection.answer(partial(self._settle, sent=sent))
+                    if settled is not None:
+                        self._taken.clear()
+                        self._found.put(settled)
+                        if self._bounded:
+                            break
+                        if not self._closed.is_set():
+                            self._taken.wait()
+                        sent = settled.upto if settled.upto is not None else sent
+                    self._closed.wait(pause_s)
+        except Exception as error:
+            self._found.put(error)
 
     def _settle(self, table: GrowingTable, sent: int | None) -> _Settled | None:
         """Waits until rows up to the greatest value of now are complete; None if there is no greater one than before.
@@ -494,45 +500,24 @@ class PostgresReader(SplitReader):
             self._thread.join(5.0)
 
     def _fetch(self) -> None:
-        try:
-            self._fetch_all()
-        except Exception as error:
-            self._put(error)
-
-    def _fetch_all(self) -> None:
-        """Fetches the pages of splits. While the database does not answer, it keeps trying."""
-        operational = import_driver().OperationalError
-        table: GrowingTable | None = None
-        was_connected = False
+        """Fetches the pages of splits."""
         split: Split | None = None
         after = 0
         try:
-            while not self._closed.is_set():
-                if split is None:
-                    try:
-                        split, position = self._waiting.get(timeout=_STEP_S)
-                    except Empty:
-                        continue
-                    after = split.description["after"] if position is None else position
-                try:
-                    if table is None:
-                        table = GrowingTable(self._options, self._schema)
-                        was_connected = True
-                    page = self._next_page(table, split, after)
-                except operational as error:
-                    if not was_connected:
-                        raise
-                    _LOG.warning("postgresql: rows cannot be read now: %s", error)
-                    if table is not None:
-                        table.close()
-                        table = None
-                    self._closed.wait(_RECONNECT_S)
-                    continue
-                self._put(page)
-                split, after = (None, 0) if page.batch is None else (split, page.numbers[-1])
-        finally:
-            if table is not None:
-                table.close()
+            with closing(_Connection(self._options, self._schema, self._closed)) as connection:
+                while not self._closed.is_set():
+                    if split is None:
+                        try:
+                            split, position = self._waiting.get(timeout=_STEP_S)
+                        except Empty:
+                            continue
+                        after = split.description["after"] if position is None else position
+                    page = connection.answer(partial(self._next_page, split=split, after=after))
+                    if page is not None:
+                        self._put(page)
+                        split, after = (None, 0) if page.batch is None else (split, page.numbers[-1])
+        except Exception as error:
+            self._put(error)
 
     def _next_page(self, table: GrowingTable, split: Split, after: int) -> _Page:
         upto = split.description["upto"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,7 +32,7 @@ from ckpt_runtime.graph.formats import described_data_source, ordered_reads
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import RangeReaderSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output
-from ckpt_runtime.operators.task_context import new_task, running
+from ckpt_runtime.operators.task_context import copy_for_task, new_task, running
 
 _SPLITS = "splits"
 _SPLITS_OF_VERSION_1 = "shares"
@@ -75,19 +74,9 @@ class _Reader:
     """The user's reader in this subtask in its initial state, and the codec of its partitions."""
 
     def __init__(self, instance: Any, schema: pa.Schema) -> None:
-        self._made = instance.streamReader(struct_type(schema))
-        self.values: TaggedValues = values_of(type(instance), self._made)
-        self.commits = type(self._made).commit is not DataSourceStreamReader.commit
-
-    def for_one_partition(self) -> Any:
-        """Returns a copy, as each Spark task has one: changes that ``read`` makes do not affect other partitions.
-
-        A reader that cannot be copied, and that Spark could not send to its tasks either, reads all partitions.
-        """
-        try:
-            return deepcopy(self._made)
-        except Exception:
-            return self._made
+        self.made = instance.streamReader(struct_type(schema))
+        self.values: TaggedValues = values_of(type(instance), self.made)
+        self.commits = type(self.made).commit is not DataSourceStreamReader.commit
 
 
 class RangeReaderOperator(SplitHost):
@@ -200,7 +189,7 @@ class RangeReaderOperator(SplitHost):
         """Reads the batches of a partition after the rows that were emitted already."""
         user = self._of_user()
         partition = user.values.decode(split.partition)
-        reader = user.for_one_partition()
+        reader = copy_for_task(user.made)
         batches = records_to_batches(reader.read(partition), self._schema, f"{type(reader).__name__}.read")
         return self._skipped(batches, split) if split.rows else batches
 

@@ -18,11 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from msgspec import Meta
 
-from ckpt_runtime.graph.formats import source_options, source_schema
+from ckpt_runtime.connectors.splits import BuiltInSource
 from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.sources import (
     PositionKind,
-    Source,
     Split,
     SplitEnumerator,
     SplitReader,
@@ -54,9 +53,12 @@ class _RateSplit(TypedDict):
 
 
 class _Batches(TypedDict):
-    """The state of the enumerator of ``rate-micro-batch``: how many batches were sent."""
+    """The state of the enumerator of ``rate-micro-batch``: how many batches were sent, and the first value and the time
+    of the next one, which earlier releases computed from the options."""
 
     batch: _Count
+    first: NotRequired[_Count]
+    ms: NotRequired[_Time]
 
 
 class _BatchSplit(TypedDict):
@@ -68,27 +70,17 @@ class _BatchSplit(TypedDict):
     ms: _Time
 
 
-class RateSource(Source):
+class RateSource(BuiltInSource):
     """The source of both formats."""
 
     start_positions: ClassVar[frozenset[PositionKind]] = frozenset({"earliest"})
 
     def __init__(self, format_: str, options: Mapping[str, str]) -> None:
-        super().__init__(options)
-        self._format = format_
-        self._values = source_options(format_, options)
+        super().__init__(format_, options)
         is_rate = format_ == "rate"
         self.state_type = _EnumeratorState if is_rate else _Batches
         self.description_type = _RateSplit if is_rate else _BatchSplit
         self.position_type = _Count
-
-    @classmethod
-    def name(cls) -> str:
-        """Not used: the formats are built in."""
-        return "rate"
-
-    def schema(self, declared: pa.Schema | None) -> pa.Schema:
-        return source_schema(self._format, self.options, declared)
 
     def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
         splits = self._values["numPartitions"] or _DEFAULT_SPLITS
@@ -140,10 +132,9 @@ class Schedule:
     def __init__(self, rows_per_second: int, ramp_up_s: int) -> None:
         self._rate = rows_per_second
         self._ramp_s = ramp_up_s
-        step = rows_per_second // (ramp_up_s + 1)
-        seconds = np.arange(ramp_up_s + 1, dtype=np.int64)
-        self._ramp = seconds * (seconds + 1) // 2 * step
-        """The rows that are due after each second of the ramp."""
+        self._step = rows_per_second // (ramp_up_s + 1)
+        self._of_ramp = self._after(ramp_up_s)
+        """How many rows are due at the end of the ramp."""
 
     def due_after(self, ms: int) -> int:
         """How many rows are due ``ms`` after the start."""
@@ -152,22 +143,25 @@ class Schedule:
 
     def times_ms(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """When each row is due, in ms after the start: spread evenly over its second."""
-        behind = rows - self._ramp[-1]
+        behind = rows - self._of_ramp
         seconds = np.where(behind >= 0, self._ramp_s + behind // self._rate, 0)
         first, of_second = rows - behind % self._rate, np.full(len(rows), self._rate)
         early = behind < 0
         if early.any():
-            at = np.searchsorted(self._ramp, rows[early], side="right") - 1
-            seconds[early], first[early] = at, self._ramp[at]
-            of_second[early] = self._ramp[at + 1] - self._ramp[at]
-        offsets: npt.NDArray[np.int64] = np.rint((rows - first) * 1000 / of_second).astype(np.int64)
+            steps = rows[early] // self._step  # after n seconds, n * (n + 1) / 2 steps are due
+            at = (np.sqrt(2.0 * steps + 0.25) - 0.5).astype(np.int64)
+            at -= at * (at + 1) // 2 > steps  # the root may be a little wrong
+            at += (at + 1) * (at + 2) // 2 <= steps
+            seconds[early], first[early], of_second[early] = at, at * (at + 1) // 2 * self._step, (at + 1) * self._step
+        # As in Spark, whose Math.round rounds halves up.
+        offsets: npt.NDArray[np.int64] = np.floor((rows - first) * (1000.0 / of_second) + 0.5).astype(np.int64)
         offsets += seconds * 1000
         return offsets
 
     def _after(self, second: int) -> int:
         if second <= self._ramp_s:
-            return int(self._ramp[second])
-        return int(self._ramp[-1]) + (second - self._ramp_s) * self._rate
+            return second * (second + 1) // 2 * self._step
+        return self._of_ramp + (second - self._ramp_s) * self._rate
 
 
 class _RateReader(SplitReader):
@@ -211,10 +205,13 @@ class _BatchEnumerator(SplitEnumerator):
 
     def __init__(self, options: dict[str, Any], splits: int, state: Any, *, bounded: bool) -> None:
         self._rows = int(options["rowsPerBatch"])
-        self._start_ms = int(options["startTimestamp"])
         self._advance_ms = int(options["advanceMillisPerBatch"])
         self._splits = splits
-        self._batch = 0 if state is None else state["batch"]
+        found = {"batch": 0} if state is None else state
+        self._batch = found["batch"]
+        # As in Spark, a job that is restored with other options continues at the value and the time that were reached.
+        self._first = found.get("first", self._batch * self._rows)
+        self._ms = found.get("ms", int(options["startTimestamp"]) + self._batch * self._advance_ms)
         self._bounded = bounded
         self._ended = False
 
@@ -222,8 +219,8 @@ class _BatchEnumerator(SplitEnumerator):
         if self._ended:
             return ()
         self._ended = self._bounded
-        first, time_ms = self._batch * self._rows, self._start_ms + self._batch * self._advance_ms
-        self._batch += 1
+        first, time_ms = self._first, self._ms
+        self._batch, self._first, self._ms = self._batch + 1, first + self._rows, time_ms + self._advance_ms
         return [
             Split(
                 f"{self._batch}-{at}",
@@ -233,7 +230,7 @@ class _BatchEnumerator(SplitEnumerator):
         ]
 
     def snapshot(self) -> Any:
-        return {"batch": self._batch}
+        return {"batch": self._batch, "first": self._first, "ms": self._ms}
 
 
 class _BatchReader(SplitReader):

@@ -70,19 +70,19 @@ def _source_of(format_: str | type, options: dict[str, str]) -> Source:
         case "kafka":
             from ckpt_runtime.connectors.kafka_source import KafkaSource
 
-            return KafkaSource(options)
+            return KafkaSource(format_, options)
         case "delta":
             from ckpt_runtime.connectors.delta_source import DeltaSource
 
-            return DeltaSource(options)
+            return DeltaSource(format_, options)
         case "postgresql":
             from ckpt_runtime.connectors.postgres_source import PostgresSource
 
-            return PostgresSource(options)
+            return PostgresSource(format_, options)
         case "socket":
             from ckpt_runtime.connectors.socket_source import SocketSource
 
-            return SocketSource(options)
+            return SocketSource(format_, options)
         case "csv" | "json" | "parquet" | "orc" | "text":
             from ckpt_runtime.connectors.file_source import FileSource
 

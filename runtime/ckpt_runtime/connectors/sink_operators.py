@@ -38,11 +38,15 @@ C = TypeVar("C")
 
 
 class _StoredPending(msgspec.Struct, Generic[C]):
-    """The stored form of a pending committable of the sink's type ``C``."""
+    """The stored form of the committables of a commit that has not been made, of the sink's type ``C``.
+
+    Earlier releases stored each ``committable`` by itself.
+    """
 
     checkpoint: NonNegative
     writer: str
-    committable: C
+    committables: tuple[C, ...] = ()
+    committable: C | msgspec.UnsetType = msgspec.UNSET
 
 
 class _StoredMessages(msgspec.Struct):
@@ -165,7 +169,8 @@ class CommittingSinkOperator(_WriterOperator):
 
     They are split among the restored subtasks at any parallelism; each commits its own and together they cover the
     snapshot. (Union state would give all of them to each subtask, but then no checkpoint can be taken once some
-    subtasks have ended.)
+    subtasks have ended.) What belongs to one commit stays together: a target that remembers the ids of transactions
+    takes each of them once.
     """
 
     def __init__(self, sink: Sink, table: pa.Schema | None = None) -> None:
@@ -185,15 +190,16 @@ class CommittingSinkOperator(_WriterOperator):
         self._sink.clean_up(self._place)
 
     def snapshot(self, checkpoint_id: int) -> None:
-        transaction = Transaction(f"{self._place.sink_id}-{self._place.job_id}", checkpoint_id)
+        place = self._place
+        transaction = Transaction(f"{place.sink_id}-{place.job_id}-{place.subtask_index}", checkpoint_id)
         self._pending += [(transaction, committable) for committable in self._prepared(checkpoint_id)]
         items = [
             {
                 "checkpoint": pending.checkpoint_id,
                 "writer": pending.writer_id,
-                "committable": msgspec.to_builtins(committable),
+                "committables": msgspec.to_builtins(committables),
             }
-            for pending, committable in self._pending
+            for pending, committables in _grouped(self._pending)
         ]
         self.context.operator_state.put(PENDING, items, OperatorStateMode.SPLIT)
         self._store_id()
@@ -229,11 +235,15 @@ class CommittingSinkOperator(_WriterOperator):
 
     def _restored(self) -> list[tuple[Transaction, Any]]:
         state, committable = self.context.operator_state, self._sink.committable
-        if any("committable" not in item for item in state.restored(PENDING, dict[str, Any])):
+        if any("writer" not in item for item in state.restored(PENDING, dict[str, Any])):
             # Versions before the protocol stored the fields of a pending file alone.
             return [(Transaction("", 0), item) for item in state.restored(PENDING, committable)]
         stored: tuple[_StoredPending[Any], ...] = state.restored(PENDING, _StoredPending[committable])  # type: ignore[valid-type]
-        return [(Transaction(item.writer, item.checkpoint), item.committable) for item in stored]
+        return [
+            (Transaction(item.writer, item.checkpoint), each)
+            for item in stored
+            for each in (item.committables if item.committable is msgspec.UNSET else (item.committable,))
+        ]
 
     def _commit(self, pending: list[tuple[Transaction, Any]]) -> None:
         """Commits all, continues after errors and raises the first one: everything that can become visible does."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import pyarrow as pa
 
-from ckpt_runtime.graph.formats import source_options, source_schema
-from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
+from ckpt_runtime.connectors.splits import BuiltInSource
+from ckpt_runtime.sources import Split, SplitEnumerator, SplitReader, SplitRows
 
 _LOG = logging.getLogger(__name__)
 _CONNECT_S = 10
@@ -29,23 +29,12 @@ class _Sent(TypedDict):
     sent: bool
 
 
-class SocketSource(Source):
+class SocketSource(BuiltInSource):
     """The source of format ``socket``."""
 
     state_type: Any = _Sent
     description_type: Any = None
     position_type: Any = None
-
-    def __init__(self, options: Mapping[str, str]) -> None:
-        super().__init__(options)
-        self._values = source_options("socket", options)
-
-    @classmethod
-    def name(cls) -> str:
-        return "socket"
-
-    def schema(self, declared: pa.Schema | None) -> pa.Schema:
-        return source_schema("socket", self.options, declared)
 
     def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
         return _OneSplit(state)

@@ -4,19 +4,24 @@ There are always :data:`SPLITS` of them, so that a snapshot can be restored at a
 Positions are list state that is split among subtasks; a broadcast marker distinguishes a subtask that got no split
 because all had ended from one whose source is new in the job.
 
+:class:`BuiltInSource` is the base of the engine's own sources of the public protocol.
+
 A :class:`Pacer` limits a source to a number of rows per second, by the clock it is given, and never sleeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypeVar
 
+import pyarrow as pa
 from msgspec import Meta, Struct
 
 from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
+from ckpt_runtime.graph.formats import source_options, source_schema
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
+from ckpt_runtime.sources import Source
 
 SPLITS = 128
 
@@ -54,6 +59,23 @@ def put_positions(store: OperatorStateStore, items: Iterable[dict[str, Any]]) ->
     """Puts the splits' items, each with its ``split`` and its read position."""
     store.put(_POSITIONS, list(items), OperatorStateMode.SPLIT)
     store.put(_STARTED, [True], OperatorStateMode.BROADCAST)
+
+
+class BuiltInSource(Source):
+    """A source of one of the engine's own formats, with the parsed values of its options."""
+
+    def __init__(self, format_: str, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._format = format_
+        self._values = source_options(format_, options)
+
+    @classmethod
+    def name(cls) -> str:
+        """Not used: the formats are built in."""
+        return "built-in"
+
+    def schema(self, declared: pa.Schema | None) -> pa.Schema:
+        return source_schema(self._format, self.options, declared)
 
 
 _BURST_SECONDS = 1.0

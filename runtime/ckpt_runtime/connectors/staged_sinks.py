@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pyarrow as pa
@@ -25,10 +26,10 @@ from ckpt_runtime.connectors.datasource_rows import batch_of_spark, batch_to_row
 from ckpt_runtime.connectors.file_sink import FileSink, PendingFile, part_of
 from ckpt_runtime.connectors.part_directory import PartDirectory
 from ckpt_runtime.frontend.batch_writers import SparkWrite
-from ckpt_runtime.frontend.live_session import session_of_query
+from ckpt_runtime.frontend.live_session import frame_of, session_of_query
 from ckpt_runtime.graph.formats import MAX_WAITING_BATCHES
 from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec, UserFunction
-from ckpt_runtime.operators.task_context import new_task, running
+from ckpt_runtime.operators.task_context import copy_for_task, new_task, running
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, Transaction
 from ckpt_runtime.storage.errors import NotFoundError
 from ckpt_runtime.storage.filesystem import (
@@ -53,12 +54,13 @@ class SparkFiles:
         self._context = context
         self._target = resolve(write.path)
 
-    def publish(self, transaction: Transaction, frame: Callable[[], Any]) -> None:
+    def publish(self, transaction: Transaction, frame: Callable[[], AbstractContextManager[Any]]) -> None:
         """Makes the rows of a checkpoint visible; ``frame`` is called only if Spark has to write them."""
         complete = self._complete(transaction)
         if not exists(complete):
             written = self._target.child(f"{complete.name}-a{self._context.attempt}")
-            self._write.to(frame(), written.url)
+            with frame() as rows:
+                self._write.to(rows, written.url)
             move_file(written, complete)
         _move(complete, self._target)
 
@@ -192,12 +194,13 @@ class _BatchCommitter(_StagedCommitter):
 
     def _call(self, transaction: Transaction, files: Sequence[PendingFile]) -> None:
         if self._files is None:
-            self._function.call(self._frame(files), transaction.batch_id)
+            with self._frame(transaction, files) as frame:
+                self._function.call(frame, transaction.batch_id)
         else:
-            self._files.publish(transaction, lambda: self._frame(files))
+            self._files.publish(transaction, lambda: self._frame(transaction, files))
 
-    def _frame(self, files: Sequence[PendingFile]) -> Any:
-        """The rows as a frame of the query's session."""
+    def _frame(self, transaction: Transaction, files: Sequence[PendingFile]) -> AbstractContextManager[Any]:
+        """The rows as a frame of the query's session, during the call."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         if self._session is None:
@@ -205,11 +208,13 @@ class _BatchCommitter(_StagedCommitter):
             url, place, function = self._context.spark_url(), self._context, self._function
             self._session = session_of_query(function.session, url, place.job_id, place.uid, function.configuration)
         rows = pa.concat_tables([self._read(file) for file in files])
-        return self._session.createDataFrame(rows, from_arrow_schema(self._schema, prefer_timestamp_ntz=True))
+        schema = from_arrow_schema(self._schema, prefer_timestamp_ntz=True)
+        return frame_of(self._session, rows, schema, f"ckpt_{transaction.id.replace('-', '_')}")
 
 
 class _RowCommitter(_StagedCommitter):
-    """Calls the function of ``foreach``, or its object's ``open``, ``process`` and ``close``, as Spark does."""
+    """Calls the function of ``foreach``, or ``open``, ``process`` and ``close`` of a copy of its object, as Spark does:
+    an object that can be called is a function."""
 
     def __init__(self, directory: PartDirectory, function: Any, context: SinkContext) -> None:
         super().__init__(directory)
@@ -221,20 +226,19 @@ class _RowCommitter(_StagedCommitter):
         for file in files:
             partitions.setdefault(part_of(file).subtask, []).append(file)
         for partition, its_files in partitions.items():
-            with running(new_task(partition, self._context.attempt)):
-                self._process(partition, transaction.checkpoint_id, its_files)
+            with running(new_task(partition, self._context.attempt, transaction.checkpoint_id)):
+                self._process(copy_for_task(self._function), partition, transaction.checkpoint_id, its_files)
 
-    def _process(self, partition: int, checkpoint_id: int, files: Sequence[PendingFile]) -> None:
-        process = getattr(self._function, "process", None)
-        if process is None:
-            self._each(files, self._function)
+    def _process(self, function: Any, partition: int, checkpoint_id: int, files: Sequence[PendingFile]) -> None:
+        if callable(function):
+            self._each(files, function)
             return
-        begin, end = getattr(self._function, "open", None), getattr(self._function, "close", None)
+        begin, end = getattr(function, "open", None), getattr(function, "close", None)
         wanted = begin is None or begin(partition, checkpoint_id)
         error: Exception | None = None
         try:
             if wanted:
-                self._each(files, process)
+                self._each(files, function.process)
         except Exception as raised:
             error = raised
             raise

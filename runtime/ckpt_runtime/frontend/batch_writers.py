@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ckpt_runtime.frontend.live_session import put_view
 from ckpt_runtime.graph.options import Option, parse_options
 
 SPARK_FILES = frozenset({"csv", "json", "orc", "text", "xml"})
@@ -75,7 +76,7 @@ class MemoryTable:
                 f"the table of a query with format memory has {rows.nbytes} bytes, but at most {_MOST_MEMORY_BYTES} "
                 "are allowed, because the driver keeps it in memory: write to files"
             )
-        session.createDataFrame(rows, marked.schema).createOrReplaceGlobalTempView(self.view)
+        put_view(session, rows, marked.schema, self.view)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,20 @@
 """Maps typed relations with the author's functions, generators and joins to operators.
 
 The author's functions include ``transformWithState`` and ``transformWithStateInPandas``. ``applyInPandasWithState``
-becomes a processor of pandas frames: PySpark's ``GroupState`` over a state and a timer. As in Spark, each call of the
-function clears the timeout that an earlier call set; a timeout expires when time has passed it, not when time has
-reached it; and the function then gets one frame without rows.
+becomes a processor of pandas frames: PySpark's ``GroupState`` over a state and a timer. As in Spark, a call of the
+function that updates or removes the state, or sets a timeout, clears the timeout that an earlier call set; a timeout
+expires when time has passed it, not when time has reached it; and the function then gets one frame without rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.errors import PySparkTypeError
+from pyspark.errors import PySparkRuntimeError, PySparkTypeError
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
@@ -52,12 +53,22 @@ class GroupStateProcessor(StatefulProcessor):
     """Calls ``function(key, frames, state)`` for each key with rows, and for each key whose timeout has expired."""
 
     def __init__(
-        self, function: Callable[..., Any], state: StructType, timeout: str, columns: list[str], watermark: bool
+        self,
+        function: Callable[..., Any],
+        state: StructType,
+        timeout: str,
+        rows: pa.Schema,
+        keys: tuple[str, ...],
+        results: int,
+        watermark: bool,
     ) -> None:
+        """``rows`` are grouped by ``keys``; ``results`` is the number of columns that the function gives."""
         self._function = function
         self._schema = state
         self._timeout = timeout
-        self._columns = columns
+        self._columns = list(rows.names)
+        self._keys = pa.schema([rows.field(key) for key in keys])
+        self._results = results
         self._watermark = watermark
 
     def init(self, handle: Any) -> None:
@@ -65,15 +76,18 @@ class GroupStateProcessor(StatefulProcessor):
         self._state = handle.getValueState(STATE, self._schema)
 
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:  # noqa: N802, N803 -- PySpark's names
-        if self._timeout != GroupStateTimeout.NoTimeout:
-            for time in list(self._handle.listTimers()):
-                self._handle.deleteTimer(time)
-        return self._called(key, rows, timerValues, timed_out=False)
+        first = next(rows)
+        scalars = tuple(first[name].iloc[0] for name in self._keys.names)
+        return self._called(scalars, chain([first], rows), timerValues, timed_out=False)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:  # noqa: N802, N803 -- PySpark's names
         import pandas as pd
+        from pyspark.sql.conversion import ArrowBatchTransformer
 
-        return self._called(tuple(key), iter([pd.DataFrame(columns=self._columns)]), timerValues, timed_out=True)
+        parts = [pa.array([part], field.type) for part, field in zip(key, self._keys, strict=True)]
+        series = ArrowBatchTransformer.to_pandas(pa.RecordBatch.from_arrays(parts, self._keys.names), timezone="UTC")
+        scalars = tuple(each.iloc[0] for each in series)
+        return self._called(scalars, iter([pd.DataFrame(columns=self._columns)]), timerValues, timed_out=True)
 
     def close(self) -> None:
         """Does nothing: the function holds nothing."""
@@ -100,14 +114,29 @@ class GroupStateProcessor(StatefulProcessor):
                 errorClass="UDF_RETURN_TYPE",
                 messageParameters={"expected": "iterable of pandas.DataFrame", "actual": type(results).__name__},
             )
-        yield from results
+        for frame in results:
+            names = getattr(frame, "columns", None)  # what is no frame at all is refused with all other results
+            if names is not None and len(names) != self._results and not (len(names) == 0 and frame.empty):
+                raise PySparkRuntimeError(
+                    errorClass="RESULT_COLUMN_SCHEMA_MISMATCH",
+                    messageParameters={"expected": str(self._results), "actual": str(len(names))},
+                )
+            # Spark appends rows of objects. Therefore missing values fit columns of any type, and times are in UTC.
+            yield frame if names is None else frame.astype(object)
         # PySpark's class has no public access to the changes that the function made.
         if state._removed:
             self._state.clear()
         elif state._updated:
             self._state.update(tuple(state._value))
-        if state._timeout_timestamp != GroupState.NO_TIMESTAMP:
-            self._handle.registerTimer(int(state._timeout_timestamp) + 1)
+        timeout = int(state._timeout_timestamp)
+        if self._timeout == GroupStateTimeout.NoTimeout or (
+            timeout == GroupState.NO_TIMESTAMP and not state._removed and not state._updated
+        ):
+            return
+        for time in list(self._handle.listTimers()):
+            self._handle.deleteTimer(time)
+        if timeout != GroupState.NO_TIMESTAMP:
+            self._handle.registerTimer(timeout + 1)
 
 
 _TIME_MODES = {
@@ -160,7 +189,7 @@ def stateful_spec(
 
         assert isinstance(node.state, dict)
         processor: Any = GroupStateProcessor(
-            function, StructType.fromJson(node.state), node.time, list(rows.names), watermark
+            function, StructType.fromJson(node.state), node.time, rows, keys, len(output), watermark
         )
     else:
         processor = function.__self__._stateful_processor

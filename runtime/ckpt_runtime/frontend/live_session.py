@@ -13,13 +13,19 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
 """PySpark's variables for a remote Spark; they make ``builder.getOrCreate()`` return a program's captured session."""
 _MOST_BYTES = 128 << 20
+_ASK_EVERY_S = 60.0
 _CONNECTING = threading.Lock()
 _OF_TWO_FRAMES = (
     *("join", "crossJoin", "lateralJoin", "union", "unionByName", "intersect", "intersectAll", "subtract", "exceptAll"),
@@ -60,21 +66,79 @@ def session_of_query(program: Any, url: str, job_id: str, uid: str, configuratio
     """Returns a session of Spark for one query, and connects the program's own session if it is not connected yet.
 
     As in Spark, a query has a session of its own: views that its function creates are not visible to other queries,
-    and those of the program are visible in it. A session has the same id in every attempt. Operations of an earlier
-    attempt that still run in it are interrupted: their function did not return, and will be called again.
+    and those of the program are visible in it. A session has the same id in every attempt, unless the server has ended
+    it. Operations of an earlier attempt that still run in it are interrupted: their function did not return, and will
+    be called again.
     """
     from pyspark.sql.connect.session import SparkSession
 
     with _CONNECTING:
         os.environ.update(REMOTE_MODE)
-        if program.client._channel.live is None or program.client._channel.live.url != url:
+        live = program.client._channel.live
+        if live is None or live.url != url or _has_ended(program):
             _connect(program, url, job_id, configuration)
         SparkSession._set_default_and_active_session(program)
         query = type(program)(program.client._builder)
         query.program = program
+        query.configuration = configuration
         _connect(query, url, f"{job_id}/{uid}", configuration)
         _let_frames_meet()
         return query
+
+
+@contextmanager
+def frame_of(query: Any, rows: pa.Table, schema: Any, name: str) -> Iterator[Any]:
+    """Yields rows as a frame of a query's session, with Spark's ``schema``. Afterwards Spark forgets the rows.
+
+    Rows that are too large for a plan are in a view of the application, ``name``, for so long. An attempt that dies
+    leaves the view, which the next one replaces.
+    """
+    # The types in which a client sends rows may take twice the bytes.
+    if 2 * rows.nbytes < int(query.conf.get("spark.sql.session.localRelationCacheThreshold")):
+        yield query.createDataFrame(rows, schema)
+        return
+    put_view(query, rows, schema, name)
+    try:
+        yield query.table(f"{query.conf.get('spark.sql.globalTempDatabase')}.{name}")
+    finally:
+        query.catalog.dropGlobalTempView(name)
+
+
+def put_view(query: Any, rows: pa.Table, schema: Any, name: str) -> None:
+    """Makes rows a view that all sessions of Spark's application see, or replaces the rows of the view.
+
+    The server keeps rows that are too large for a plan until the session ends that has sent them, which is therefore
+    one of its own.
+    """
+    sender = type(query)(query.client._builder)
+    _open(sender, query.client._channel.live.url, uuid.uuid4())
+    try:
+        _configure(sender, query.configuration)
+        sender.createDataFrame(rows, schema).createOrReplaceGlobalTempView(name)
+    finally:
+        sender.client.release_session()
+        sender.client._channel.live.close()
+
+
+_in_use: dict[str, Any] = {}
+"""The sessions of this process, by the identities of their queries."""
+
+
+@cache
+def _keep_in_use() -> None:
+    """Has a thread ask each session for something now and then: the server ends those that get no request for an hour,
+    with the views that functions have made, and calls may be days apart."""
+
+    def ask() -> None:
+        while not over.wait(_ASK_EVERY_S):
+            for session in list(_in_use.values()):
+                try:
+                    _has_ended(session)
+                except Exception as error:  # the next call of the function meets it, too
+                    logger.info("a session of Spark does not answer: %s", error)
+
+    over = threading.Event()  # never: the thread ends with the process
+    threading.Thread(target=ask, name="sessions in use", daemon=True).start()
 
 
 @cache
@@ -114,22 +178,49 @@ def _let_frames_meet() -> None:
         setattr(DataFrame, name, copying(getattr(DataFrame, name)))
 
 
-def _connect(session: Any, url: str, identity: str, configuration: Mapping[str, str]) -> None:
-    from pyspark.errors import PySparkException
-
+def _open(session: Any, url: str, identity: uuid.UUID) -> None:
+    """Connects a session of PySpark to the server's session of this identity, which the first request makes."""
     client = session.client
     if client._channel.live is not None:
         client._channel.live.close()
     client._channel.live = RealChannel(url)
-    client._session_id = str(uuid.uuid5(_SESSIONS, identity))
+    client._session_id = str(identity)
     client._artifact_manager._session_id = client._session_id
     client._server_session_id = None
-    session.interruptAll()
+
+
+def _configure(session: Any, configuration: Mapping[str, str]) -> None:
     for key, value in configuration.items():
         session.conf.set(key, value)
-    for name, command in _commands(client._builder.capture):
+
+
+def _has_ended(session: Any) -> bool:
+    """Asks the server for something, and returns whether it has ended the session. Its id is not accepted again."""
+    from pyspark.errors import PySparkException
+
+    try:
+        session.conf.get("spark.sql.session.timeZone")
+    except PySparkException as error:
+        if error.getCondition() != "INVALID_HANDLE.SESSION_CLOSED":
+            raise
+        return True
+    return False
+
+
+def _connect(session: Any, url: str, identity: str, configuration: Mapping[str, str]) -> None:
+    from pyspark.errors import PySparkException
+
+    for name in chain([identity], (f"{identity}/{number}" for number in count(1))):
+        _open(session, url, uuid.uuid5(_SESSIONS, name))
+        if not _has_ended(session):
+            break
+    session.interruptAll()
+    _configure(session, configuration)
+    _in_use[identity] = session
+    _keep_in_use()
+    for name, command in _commands(session.client._builder.capture):
         try:
-            client.execute_command(command)
+            session.client.execute_command(command)
         except PySparkException as error:
             logger.warning("%s of the program is not there in functions of foreachBatch: %s", name, error)
 

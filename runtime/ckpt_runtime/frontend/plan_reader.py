@@ -183,6 +183,11 @@ class PlanReader(PlanNodes):
         """
         subqueries: list[Any] = []
         trees = self.expressions(expressions, input_, subqueries=subqueries)
+        return self.with_values(subqueries, input_), trees
+
+    def with_values(self, subqueries: Sequence[Any], input_: int) -> int:
+        """Adds joins with the values of subqueries, and returns the position of the last one. Its columns are those of
+        the input, then the values."""
         for plan in subqueries:
             if plan.isStreaming():
                 raise UnsupportedExpressionError("a scalar subquery", "it must read static tables, not a stream")
@@ -194,7 +199,7 @@ class PlanReader(PlanNodes):
             columns, ids = (*self.nodes[input_].columns, *self.nodes[table].columns), self.ids[input_] + self.ids[table]
             joined = Join(columns=columns, inputs=(input_, table), how="LeftOuter", condition=None)
             input_ = self.add(joined, ids)
-        return input_, trees
+        return input_
 
 
 def _position(ids: tuple[int, ...], wanted: int | None) -> int | None:

@@ -23,6 +23,7 @@ from ckpt_runtime.frontend.typed_plan import (
     PlanNode,
     Project,
     Sort,
+    StatefulFunction,
     TypedAggregate,
     joins_streams,
 )
@@ -60,6 +61,7 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
         )
     if mode != "append":
         _check_behind_aggregation(mode, nodes)
+    _check_group_states(mode, nodes, aggregates=bool(groupings))
     for node in nodes:
         if isinstance(node, Sort) and mode != "complete":
             raise PlanError(
@@ -86,6 +88,16 @@ def _check_join(mode: str, node: Join) -> None:
             f"two streams can be joined in output mode append, and an inner join in update too, but not {mode}, as in "
             "Spark",
         )
+
+
+def _check_group_states(mode: str, nodes: Sequence[PlanNode], *, aggregates: bool) -> None:
+    """Raises PlanError for a function with state in an output mode that Spark does not allow in a query of ``mode``."""
+    for node in nodes:
+        if isinstance(node, StatefulFunction) and node.kind == "group_state":
+            own = node.output_mode.lower()
+            if own == "update" if aggregates else own != mode:
+                beside = "an aggregation" if aggregates else f"a query in output mode {mode}"
+                raise PlanError("applyInPandasWithState", f"output mode {own} does not go with {beside}, as in Spark")
 
 
 def _check_behind_aggregation(mode: str, nodes: Sequence[PlanNode]) -> None:

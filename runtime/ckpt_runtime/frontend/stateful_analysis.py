@@ -15,6 +15,7 @@ from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal, re
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.aggregate_calls import FILTERED
 from ckpt_runtime.frontend.catalyst import PlanNodes, function_number, items, jvm_name, output, spark_type
+from ckpt_runtime.frontend.generators import columns_of
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Deduplicate,
@@ -112,12 +113,19 @@ def marks_of(expression: Any) -> dict[str, Any]:
 
 
 def _aggregate(reader: PlanNodes, plan: Any, input_: int) -> int:
-    """Adds three nodes: the keys and arguments, the aggregates, and the expressions over their results."""
+    """Adds three nodes: the keys and arguments, the aggregates, and the expressions over their results.
+
+    The values of subqueries are columns of the rows where keys or arguments need them, and of the groups elsewhere.
+    """
     grouping = items(plan.groupingExpressions())
-    keys = list(reader.expressions(grouping, input_, aggregates=True))
-    results = reader.expressions(items(plan.aggregateExpressions()), input_, aggregates=True)
+    subqueries: list[Any] = []
+    keys = list(reader.expressions(grouping, input_, aggregates=True, subqueries=subqueries))
+    results = reader.expressions(items(plan.aggregateExpressions()), input_, aggregates=True, subqueries=subqueries)
     arguments: list[Expression] = [*keys]
     calls, aggregates = collected(results, arguments)
+    width = len(reader.nodes[input_].columns)
+    if max(columns_of(arguments), default=-1) >= width:
+        input_ = reader.with_values(subqueries, input_)
     prepared = tuple(TypedColumn(f"_{at}", argument.type) for at, argument in enumerate(arguments))
     before = reader.add(Project(columns=prepared, inputs=(input_,), expressions=tuple(arguments)), ())
     outcome = prepared[: len(keys)] + tuple(
@@ -134,7 +142,9 @@ def _aggregate(reader: PlanNodes, plan: Any, input_: int) -> int:
         session=next((at for at, mark in enumerate(marks) if _SESSION in mark), None),
     )
     grouped = reader.add(node, ())
-    finished = tuple(over_results(result, [*keys, *calls]) for result in results)
+    finished = tuple(over_results(result, [*keys, *calls], width) for result in results)
+    if max(columns_of(finished), default=-1) >= len(outcome):
+        grouped = reader.with_values(subqueries, grouped)
     columns, ids = output(plan.output())
     return reader.add(Project(columns=columns, inputs=(grouped,), expressions=finished), ids)
 
@@ -157,13 +167,18 @@ def collected(results: Sequence[Expression], arguments: list[Expression]) -> tup
     return calls, aggregates
 
 
-def over_results(result: Expression, known: Sequence[Expression]) -> Expression:
-    """Returns an expression over columns for ``known`` ones: keys, and the results of aggregates."""
+def over_results(result: Expression, known: Sequence[Expression], width: int | None = None) -> Expression:
+    """Returns an expression over columns for ``known`` ones: keys, and the results of aggregates.
+
+    Columns of the input after the first ``width`` ones are the values of subqueries, which come after ``known``.
+    """
 
     def computed(tree: Expression) -> Expression | None:
         if tree in known:
             return Column(known.index(tree), tree.type)
         if isinstance(tree, Column):
+            if width is not None and tree.index >= width:
+                return Column(len(known) + tree.index - width, tree.type)
             raise UnsupportedExpressionError("an aggregation", "a result uses a column that is not one of its keys")
         return None
 

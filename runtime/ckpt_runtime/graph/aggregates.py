@@ -47,8 +47,8 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _is_plain(kind: pa.DataType) -> bool:
     """Whether Arrow's kernels can order and distinguish values of the type."""
-    tests = (_is_number, pa.types.is_boolean, pa.types.is_temporal, pa.types.is_string, pa.types.is_binary)
-    return any(test(kind) for test in tests)
+    tests = (pa.types.is_boolean, pa.types.is_temporal, pa.types.is_string, pa.types.is_binary, pa.types.is_null)
+    return _is_number(kind) or any(test(kind) for test in tests)
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
@@ -68,10 +68,8 @@ def _first_is(*tests: Callable[[pa.DataType], bool]) -> Callable[[Types], bool]:
     return lambda types: any(test(types[0]) for test in tests)
 
 
-_averaged = _first_is(_is_number)
 _summed = _first_is(_is_number, pa.types.is_duration)
 _ordered = _first_is(_is_ordered)
-_plain = _first_is(_is_plain)
 _texts = _first_is(pa.types.is_string, pa.types.is_binary)
 _integers = _first_is(pa.types.is_integer)
 _binaries = _first_is(pa.types.is_binary)
@@ -84,7 +82,7 @@ def _anything(_: Types) -> bool:
 
 
 def _collected(types: Types) -> bool:
-    """Inside of structs and arrays, Spark's set distinguishes 0.0 and -0.0."""
+    """Inside of structs and arrays, Spark distinguishes 0.0 and -0.0."""
     return _is_plain(types[0]) or (_is_ordered(types[0]) and not _has_floats(types[0]))
 
 
@@ -97,10 +95,10 @@ def _listed_texts(types: Types) -> bool:
 
 
 def _weighted_numbers(types: Types) -> bool:
-    """Also structs of a number and how often it counts."""
+    """Also durations, and structs of a number and how often it counts."""
     kind = types[0]
     if not pa.types.is_struct(kind):
-        return _numbers_of_64_bits(types)
+        return _numbers_of_64_bits(types) or bool(pa.types.is_duration(kind))
     return _numbers_of_64_bits((kind.field(0).type,)) and bool(pa.types.is_integer(kind.field(1).type))
 
 
@@ -116,7 +114,9 @@ def _ranked(types: Types) -> bool:
     kind = types[0]
     if pa.types.is_decimal(kind):
         return bool(kind.precision <= 15)  # a double has no more digits
-    return bool(_numbers_of_64_bits(types) or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+    return _numbers_of_64_bits(types) or any(
+        test(kind) for test in (pa.types.is_timestamp, pa.types.is_date, pa.types.is_duration)
+    )
 
 
 _F = AggregateFunction
@@ -124,7 +124,7 @@ AGGREGATES: Mapping[str, AggregateFunction] = {
     "Count": _F("count", _anything, "the number of rows in which no argument is null"),
     "CountIf": _F("count_if", _booleans, "the number of rows for which the condition is true"),
     "Sum": _F("sum", _summed, "the sum"),
-    "Average": _F("average", _averaged, "the mean"),
+    "Average": _F("average", _summed, "the mean"),
     "Min": _F("extreme", _ordered, "the least value"),
     "Max": _F("extreme", _ordered, "the greatest value"),
     "BoolAnd": _F("extreme", _booleans, "whether all values are true"),
@@ -164,9 +164,9 @@ AGGREGATES: Mapping[str, AggregateFunction] = {
     "PercentileDisc": _F(
         "percentile", _numbers_of_64_bits, "the first value in order that the given share of values does not exceed"
     ),
-    "Median": _F("percentile", _numbers_of_64_bits, "the exact percentile 0.5"),
+    "Median": _F("percentile", _weighted_numbers, "the exact percentile 0.5"),
     "ApproximatePercentile": _F("ranked", _ranked, "the least value that the given share of values does not exceed"),
-    "Mode": _F("mode", _plain, "the most frequent value"),
+    "Mode": _F("mode", _collected, "the most frequent value"),
     "HistogramNumeric": _F("histogram", _numbers_of_64_bits, "bins, each with the mean and the number of its values"),
 }
 """By the name of Spark's class. ``CountDistinct`` stands for a count with DISTINCT. Of other functions with DISTINCT

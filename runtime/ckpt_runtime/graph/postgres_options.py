@@ -22,6 +22,7 @@ POSTGRES_SINK_OPTIONS = (
     Option("keys"),
     Option("deleteColumn"),
     Option("preparedTransactions", bool, False),
+    Option("stagedRowsTimeout"),
 )
 
 _INTEGERS = ("int2", "int4", "int8", "numeric")
@@ -39,6 +40,8 @@ def check_postgres_sink(options: Mapping[str, Any], schema: pa.Schema) -> None:
         raise PlanError(f"option {name!r}", "it requires mode upsert; mode append inserts every row")
     if options["preparedTransactions"] and options["mode"] != "append":
         raise PlanError("option 'preparedTransactions'", "it requires mode append; mode upsert merges staging tables")
+    if options["stagedRowsTimeout"] is not None:
+        duration_ms("stagedRowsTimeout", options["stagedRowsTimeout"], "s")
     for column in (*keys, *([marker] if marker else [])):
         if column not in schema.names:
             raise PlanError("option 'keys'", f"no column {column!r}; there are {', '.join(schema.names)}")

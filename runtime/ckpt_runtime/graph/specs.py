@@ -58,6 +58,8 @@ class SourceSpec(_ConnectorSpec):
     program: UserFunction | None = None
 
 
+ZONE_OPTION = "spark.sql.session.timeZone"
+"""The option of Spark with the time zone in which Python functions get times."""
 ROWS_OPTION = "spark.sql.execution.arrow.maxRecordsPerBatch"
 MOST_ROWS = 10_000
 """Maximum number of rows that a Python function gets at once, which is Spark's default."""

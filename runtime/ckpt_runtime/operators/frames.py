@@ -15,11 +15,12 @@ from typing import Any
 import pyarrow as pa
 from pyspark.errors import PySparkException
 
+from ckpt_runtime.graph.specs import ZONE_OPTION
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
 from ckpt_runtime.operators.processor_states import KeyCursor
 from ckpt_runtime.operators.rows import RowGroups
-from ckpt_runtime.state.columns import plain
+from ckpt_runtime.state.columns import decoded_type, plain
 from ckpt_runtime.state.states import Key
 
 FRAMES_TOGETHER = 1_000
@@ -29,20 +30,24 @@ _COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
 class FrameGroups(RowGroups):
     """Groups the rows of batches by key columns into frames of all columns, of at most ``most`` rows for each key."""
 
-    def __init__(self, keys: Sequence[str], most: int) -> None:
-        super().__init__(keys)
+    def __init__(self, keys: Sequence[str], most: int, zone: str = "UTC") -> None:
+        super().__init__(keys, zone)
         self._most = most
 
     def given(self, key: Key) -> Key:
-        """Returns the key as user code gets it: with pandas scalars."""
+        """Returns the key as user code gets it: with the scalars and missing values of pandas; times have no zone."""
         import pandas as pd
+        from pyspark.sql.conversion import ArrowBatchTransformer
 
         def scalar(value: Any) -> Any:
-            if not isinstance(value, dt.datetime):
-                return value
-            return pd.Timestamp(value if value.tzinfo is None else value.astimezone(dt.UTC).replace(tzinfo=None))
+            return pd.Timestamp(value.replace(tzinfo=None)) if isinstance(value, dt.datetime) else value
 
-        return tuple(map(scalar, key))
+        scalars = tuple(map(scalar, super().given(key)))
+        if None not in scalars or self._schema is None:
+            return scalars
+        nulls = [pa.nulls(1, decoded_type(self._schema.field(name).type)) for name in self._keys]
+        series = ArrowBatchTransformer.to_pandas(pa.RecordBatch.from_arrays(nulls, list(self._keys)), timezone="UTC")
+        return tuple(each.iloc[0] if part is None else part for part, each in zip(scalars, series, strict=True))
 
     def _grouped(
         self, ids: Iterable[Key], sizes: Iterable[int], batch: pa.RecordBatch
@@ -51,8 +56,8 @@ class FrameGroups(RowGroups):
         from pyspark.sql.conversion import ArrowBatchTransformer
 
         names, most = batch.schema.names, self._most
-        arrays = pa.RecordBatch.from_arrays([plain(column) for column in batch.columns], names)
-        series = ArrowBatchTransformer.to_pandas(arrays, timezone="UTC")
+        arrays = pa.RecordBatch.from_arrays([plain(column) for column in self._in_zone(batch)], names)
+        series = ArrowBatchTransformer.to_pandas(arrays, timezone=self._zone)
         whole = pd.concat(series, axis=1)
         whole.columns = names
         uniform = _uniform(whole, arrays)
@@ -122,7 +127,8 @@ class FramesToBatch:
         self._struct = from_arrow_schema(schema)
         self._cursor = cursor
         given = settings or {}
-        self._options = {
+        self._options: dict[str, Any] = {
+            "timezone": given.get(ZONE_OPTION, "UTC"),
             "safecheck": given.get("spark.sql.execution.pandas.convertToArrowArraySafely", "true") == "true",
             "int_to_decimal_coercion_enabled": given.get(_COERCION) == "true",
         }
@@ -178,7 +184,7 @@ class FramesToBatch:
 
         try:
             batch = PandasToArrowConversion.convert(
-                frame, self._struct, timezone="UTC", arrow_cast=True, assign_cols_by_name=True, **self._options
+                frame, self._struct, arrow_cast=True, assign_cols_by_name=True, **self._options
             )
         except (PySparkException, pa.ArrowException, TypeError, ValueError, LookupError) as error:
             names = [str(name) for name in frame.columns]

@@ -23,7 +23,14 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.texts import double_text
 from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of
-from ckpt_runtime.graph.specs import MapInArrowSpec, PythonFunction, PythonFunctionsSpec, SparkForm, most_rows
+from ckpt_runtime.graph.specs import (
+    ZONE_OPTION,
+    MapInArrowSpec,
+    PythonFunction,
+    PythonFunctionsSpec,
+    SparkForm,
+    most_rows,
+)
 from ckpt_runtime.operators.bad_rows import LeavesOutBadRows
 from ckpt_runtime.operators.conformed import conformed_result
 from ckpt_runtime.operators.errors import UserFunctionError
@@ -168,7 +175,6 @@ def _text(value: Any) -> str:
 
 _PICKLED = 100
 """PySpark's number for functions whose results Spark reads from pickles."""
-ZONE = "spark.sql.session.timeZone"
 
 WorkerFunction = Callable[[int, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -233,7 +239,7 @@ def arrow_schema_of(type_: SparkType, settings: Mapping[str, str]) -> pa.Schema:
     """Returns the Arrow schema with which Spark sends rows of a struct to Python functions."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(_data_type(type_), timezone=settings.get(ZONE, "UTC"))
+    return to_arrow_schema(_data_type(type_), timezone=settings.get(ZONE_OPTION, "UTC"))
 
 
 def in_form(function: Callable[..., Any], form: SparkForm) -> Callable[[Iterator[pa.RecordBatch]], Any]:
@@ -289,7 +295,7 @@ def worker_function(
         for at, function in enumerate(functions)
     ]
     options = worker.RunnerConf(
-        {ZONE: "UTC", "spark.sql.execution.pandas.convertToArrowArraySafely": "true", **settings}
+        {ZONE_OPTION: "UTC", "spark.sql.execution.pandas.convertToArrowArraySafely": "true", **settings}
     )
     more = worker.EvalConf({"input_type": json.dumps(input_type)})
     call: WorkerFunction = worker.read_udfs(_Objects(), arguments, eval_type, options, more)[0]

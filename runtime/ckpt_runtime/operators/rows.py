@@ -35,12 +35,14 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
 
 
 class RowGroups:
-    """Groups the rows of batches by key columns."""
+    """Groups the rows of batches by key columns. User code gets timestamps in a time zone, as Spark gives them."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], zone: str = "UTC") -> None:
         self._keys = tuple(keys)
+        self._zone = zone
         self._schema: pa.Schema | None = None
         self._floating_key = False
+        self._zoned: tuple[pa.Schema, list[pa.DataType]] | None = None
 
     def of(self, batch: pa.RecordBatch, prefetch: Callable[[Iterable[Key]], None]) -> Iterator[tuple[Key, list[Row]]]:
         """Yields each key with its rows (all columns, in order), in order of first appearance of the keys. Passes all
@@ -83,11 +85,29 @@ class RowGroups:
         self._schema = schema
         self._floating_key = any(pa.types.is_floating(schema.field(name).type) for name in self._keys)
 
+    def given(self, key: Key) -> Key:
+        """Returns the key as user code gets it."""
+        if self._zone == "UTC":
+            return key
+        zone = pa.lib.string_to_tzinfo(self._zone)
+        return tuple(part.astimezone(zone) if getattr(part, "tzinfo", None) is not None else part for part in key)
+
+    def _in_zone(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """The columns of a batch, with their timestamps in the time zone; nested ones too."""
+        if self._zone == "UTC":
+            return list(batch.columns)
+        if self._zoned is None or not batch.schema.equals(self._zoned[0]):
+            from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+            schema = pa.schema(zip(batch.schema.names, map(columns.decoded_type, batch.schema.types), strict=True))
+            self._zoned = batch.schema, to_arrow_schema(from_arrow_schema(schema), timezone=self._zone).types
+        return [columns.in_type(column, kind) for column, kind in zip(batch.columns, self._zoned[1], strict=True)]
+
     def _grouped(
         self, ids: Iterable[Key], sizes: Iterable[int], batch: pa.RecordBatch
     ) -> Iterator[tuple[Key, list[Any]]]:
         """Yields each key with its rows, which are adjacent in the batch: as many as ``sizes`` says."""
-        cells = zip(*(values.from_arrow(column) for column in batch.columns), strict=True)
+        cells = zip(*map(values.from_arrow, self._in_zone(batch)), strict=True)
         rows = map(partial(tuple.__new__, row_class(tuple(batch.schema.names))), cells)
         for key, size in zip(ids, sizes, strict=False):
             yield key, [next(rows)] if size == 1 else list(islice(rows, size))

@@ -27,11 +27,18 @@ from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, ProcessorTrigger
 from ckpt_runtime.frontend.static_tables import read_table
-from ckpt_runtime.graph.specs import ProcessSpec, most_rows
+from ckpt_runtime.graph.specs import ZONE_OPTION, ProcessSpec, most_rows
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
-from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
+from ckpt_runtime.operators.operator import (
+    MAX_WATERMARK,
+    UNNUMBERED,
+    EventTime,
+    Operator,
+    OperatorContext,
+    Output,
+)
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
 from ckpt_runtime.operators.rows import RowGroups, RowsToBatch, row_class
@@ -115,8 +122,8 @@ class StatefulProcessorOperator(Operator):
         self.requires_final_checkpoint = getattr(self._processor, "requires_final_checkpoint", False) is True
         self._cursor = KeyCursor()
         self._handle: HostedHandle | None = None
+        self._zone = spec.settings.get(ZONE_OPTION, "UTC")
         self._groups = self._new_groups()
-        self._frames = self._groups if isinstance(self._groups, FrameGroups) else None
         # A frame holds many rows, so it is taken apart at once.
         self._most_pending = 1 if spec.in_pandas else PENDING_ROWS
         self._key_class = row_class(spec.keys)
@@ -135,6 +142,9 @@ class StatefulProcessorOperator(Operator):
         self._watermark_behind: int | None = None
         self._coming_behind: tuple[int, int] | None = None
         self._sent_watermark = 0
+        self._in_batches = False
+        """Whether rows come in Spark's batches, each with a coming watermark at its end."""
+        self._fired = False
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
@@ -152,6 +162,7 @@ class StatefulProcessorOperator(Operator):
         self._watermark = self._watermark_to_keep = min(restored, default=0)
         self._sent_watermark = self._watermark
         self._coming = min(context.operator_state.restored(COMING_WATERMARK, EventTime), default=0)
+        self._in_batches = self._coming > 0
         configuration = Configuration(context.configuration)
         self._trigger = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER)
         self._interval_ms = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER_INTERVAL)
@@ -191,7 +202,9 @@ class StatefulProcessorOperator(Operator):
 
     def _new_groups(self) -> RowGroups:
         spec = self._spec
-        return FrameGroups(spec.keys, most_rows(spec.settings)) if spec.in_pandas else RowGroups(spec.keys)
+        if spec.in_pandas:
+            return FrameGroups(spec.keys, most_rows(spec.settings), self._zone)
+        return RowGroups(spec.keys, self._zone)
 
     def _take_initial_state(self, path: str) -> None:
         """Calls ``handleInitialState`` with the rows of the keys that this subtask owns, before there is a checkpoint.
@@ -204,9 +217,10 @@ class StatefulProcessorOperator(Operator):
             groups = key_groups_of(hash_columns(keys, self._spec.keys), self._backend.max_parallelism)
             own = pa.array((groups >= self._backend.key_groups.first) & (groups <= self._backend.key_groups.last))
             rows = batch.select(list(range(width, batch.num_columns)))
-            for key, its_rows in self._new_groups().beside(keys.filter(own), rows.filter(own)):
+            by_key = self._new_groups()
+            for key, its_rows in by_key.beside(keys.filter(own), rows.filter(own)):
                 self._backend.prefetch([key])
-                given = key if self._frames is None else self._frames.given(key)
+                given = by_key.given(key)
                 with self._user_code("handleInitialState", key):
                     self._cursor.key = key
                     for row in its_rows:
@@ -265,20 +279,36 @@ class StatefulProcessorOperator(Operator):
         Every time mode and trigger uses this method: results left in the operator would be lost at the end of data.
         """
         watermark, self._watermark_behind = self._watermark_behind, None
+        advances = watermark is not None and watermark > self._watermark
         if watermark == MAX_WATERMARK:
             self._watermark = MAX_WATERMARK if self._fires_at_end else self._watermark
         elif watermark is not None:
             self._watermark = self._watermark_to_keep = max(self._watermark, watermark)
-        self._fire()
+        if self._may_fire(advances and (watermark != MAX_WATERMARK or self._fires_at_end)):
+            self._fire()
         self._flush()
         if watermark is not None:
             self._sent_watermark = max(self._sent_watermark, watermark)
             self.output.emit_watermark(watermark)
         behind, self._coming_behind = self._coming_behind, None
         if behind is not None:
+            self._in_batches, self._fired = True, False
             coming, batch = behind
             self._coming = max(self._coming, coming)
             self.output.emit_coming_watermark(coming, batch)
+
+    def _may_fire(self, advances: bool) -> bool:
+        """Where ranges are batches, timers of event time fire once in each of them, behind its rows, as in Spark.
+
+        A batch ends where event time ``advances``, and where the next watermark is announced. The watermarks that are
+        sent again at a restore do neither.
+        """
+        if self._time_mode != "eventtime" or not self._in_batches:
+            return True
+        if not advances and (self._coming_behind is None or self._coming_behind[1] == UNNUMBERED):
+            return False
+        fired, self._fired = self._fired, True
+        return not fired
 
     @property
     def _rows_wait(self) -> bool:
@@ -291,15 +321,14 @@ class StatefulProcessorOperator(Operator):
             self.context.set_timer(self._due_ms)
 
     def _handle_rows(self, batch: pa.RecordBatch, timer_values: TimerValues) -> None:
-        cursor, pending, frames = self._cursor, self._pending, self._frames
+        cursor, pending, given = self._cursor, self._pending, self._groups.given
         handle_input_rows: Callable[..., Any] = self._processor.handleInputRows
         key: Key | None = None
         try:
             with running(self._task):
                 for key, rows in self._groups.of(batch, self._backend.prefetch):
                     cursor.key = key
-                    given = key if frames is None else frames.given(key)
-                    result = handle_input_rows(given, iter(rows), timer_values)
+                    result = handle_input_rows(given(key), iter(rows), timer_values)
                     try:
                         results = iter(result)
                     except TypeError:
@@ -316,7 +345,7 @@ class StatefulProcessorOperator(Operator):
         self._collect_pending()
 
     def _not_iterable(self, method: str, result: Any) -> UserFunctionError:
-        wanted = "pyspark.sql.Row" if self._frames is None else "pandas.DataFrame"
+        wanted = "pandas.DataFrame" if self._spec.in_pandas else "pyspark.sql.Row"
         return UserFunctionError(
             f"{method} of operator {self.context.uid!r} returned {type(result).__name__}, "
             f"it must return an iterator of {wanted}"
@@ -382,10 +411,11 @@ class StatefulProcessorOperator(Operator):
         return TimerValues(self._now, max(self._watermark, self._coming))
 
     def _fire(self) -> None:
-        """Fires due timers, then due timers that the callbacks registered, up to a limit.
+        """Fires due timers, also those that one of their callbacks deletes, as in Spark.
 
-        After :data:`MOST_CALLBACKS` callbacks, other work is done before the remaining timers fire. At MAX_WATERMARK
-        there is one round, and a timer at exactly that time, which means "never", does not fire.
+        A due timer that a callback registers fires with the next batch. Where there are no batches it fires next, but
+        after :data:`MOST_CALLBACKS` callbacks other work is done before. At MAX_WATERMARK there is one round, and a
+        timer at exactly that time, which means "never", does not fire.
         """
         timers = self._handle.timers if self._handle is not None else None
         if timers is None:
@@ -396,12 +426,10 @@ class StatefulProcessorOperator(Operator):
         while callbacks < MOST_CALLBACKS and (due := timers.due(min(until, MAX_WATERMARK - 1))):
             self._backend.prefetch(dict.fromkeys(key for _, key in due))
             for time, key in due:
-                # An earlier callback may have deleted the timer.
-                if time in timers.times_of(key):
-                    self._fire_one(time, key, timer_values)
-                    timers.delete(key, time)
+                self._fire_one(time, key, timer_values)
+                timers.delete(key, time)
             callbacks += len(due)
-            if until == MAX_WATERMARK:
+            if until == MAX_WATERMARK or (self._in_batches and self._time_mode == "eventtime"):
                 return
         self._ask_for_next_timer(until)
 
@@ -420,10 +448,11 @@ class StatefulProcessorOperator(Operator):
             self._collect_pending()
 
     def _without_zones(self, key: Key) -> Key:
-        """The key as Spark gives it to timers: timestamps without a zone, in UTC."""
+        """The key as Spark gives it to timers: timestamps without a zone, in UTC, or as in the frames of rows."""
         assert self._zoned_keys is not None
+        zone = pa.lib.string_to_tzinfo(self._zone) if self._spec.in_pandas else dt.UTC
         return tuple(
-            part.astimezone(dt.UTC).replace(tzinfo=None) if zoned and part is not None else part
+            part.astimezone(zone).replace(tzinfo=None) if zoned and part is not None else part
             for part, zoned in zip(key, self._zoned_keys, strict=True)
         )
 

@@ -17,7 +17,9 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from decimal import Decimal
+from typing import TypeVar
 
 from pyspark import TaskContext
 from pyspark.resource import ResourceInformation
@@ -29,16 +31,19 @@ _ID_BITS = 62
 
 _task_attempt_ids: Iterator[int] | None = None
 
+T = TypeVar("T")
+
 
 class _Task(TaskContext):
     """The properties of one task, the same in every thread."""
 
-    def __new__(cls, partition_id: int, attempt_number: int, task_attempt_id: int) -> _Task:  # noqa: ARG004
+    def __new__(cls, *_: object) -> _Task:
         """Bypasses the ``__new__`` of PySpark's class, which allows one object only."""
         return object.__new__(cls)
 
-    def __init__(self, partition_id: int, attempt_number: int, task_attempt_id: int) -> None:
+    def __init__(self, partition_id: int, attempt_number: int, task_attempt_id: int, batch_id: int | None) -> None:
         self._told = (partition_id, attempt_number, task_attempt_id)
+        self._batch_id = batch_id
 
     def stageId(self) -> int:
         return 0
@@ -53,7 +58,7 @@ class _Task(TaskContext):
         return self._told[2]
 
     def getLocalProperty(self, key: str) -> str | None:
-        return None
+        return str(self._batch_id) if key == "streaming.sql.batchId" and self._batch_id is not None else None
 
     def cpus(self) -> int:
         return 1
@@ -73,19 +78,30 @@ class _OfThisThread:
         return task
 
 
-def new_task(partition_id: int, attempt: int) -> TaskContext:
+def new_task(partition_id: int, attempt: int, batch_id: int | None = None) -> TaskContext:
     """Returns a new task with a unique ``taskAttemptId``.
 
     Tasks correspond to Spark's: reading a partition, writing a subtask's rows between two checkpoints, one call of a
     ``mapInArrow`` function; a stateful processor in one subtask is one task. ``attempt`` is the number of earlier
-    deployments of the job.
+    deployments of the job, ``batch_id`` that of the rows if the task has those of one batch.
     """
     global _task_attempt_ids
     with _lock:
         # Ids of other workers, attempts and jobs differ. A worker is forked after this module has been loaded.
         if _task_attempt_ids is None:
             _task_attempt_ids = itertools.count(secrets.randbits(_ID_BITS))
-        return _Task(partition_id, attempt, next(_task_attempt_ids))
+        return _Task(partition_id, attempt, next(_task_attempt_ids), batch_id)
+
+
+def copy_for_task(of_user: T) -> T:
+    """Returns a copy of a user's object, as each Spark task has one: what one task changes does not affect others.
+
+    An object that cannot be copied, and that Spark could not send to its tasks either, is the same in all tasks.
+    """
+    try:
+        return deepcopy(of_user)
+    except Exception:
+        return of_user
 
 
 @contextmanager

@@ -114,6 +114,21 @@ program("update", keys="count", rows=COUNTED)(
     )
 )
 
+program("complete", schemas=PAIRS, rows=PAIRED)(
+    aggregates_of_intervals_of_nothing_and_of_structs=lambda rows: (
+        rows.withColumn("i", F.expr("make_dt_interval(0, v, 0, v / 7)"))
+        .groupBy("k")
+        .agg(
+            *(F.expr(f"{name}(i)").alias(name) for name in ("sum", "avg", "try_avg", "median", "max")),
+            F.expr("percentile(i, array(0.3, 0.9))").alias("p"),
+            F.expr("percentile_approx(-i, 0.5)").alias("a"),
+            *(F.expr(f"{name}(null)").alias(f"{name}_of_nothing") for name in ("min", "max", "mode", "first")),
+            F.expr("mode(struct(v % 2 AS odd, array(k) AS ks), true)").alias("m"),
+            F.expr("try_avg(cast('9e37' AS DECIMAL(38, 0)))").alias("exceeds"),
+        )
+    )
+)
+
 
 @program("complete", schemas=PAIRS, rows=PAIRED)
 def totals_with_the_names_of_a_table(rows: DataFrame) -> DataFrame:

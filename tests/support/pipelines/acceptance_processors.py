@@ -101,6 +101,24 @@ class Timed(Processor):
         yield Row(k=key[0], n=1000 * n + expiredTimerInfo.getExpiryTimeInMs() // 1000)
 
 
+class Rearmed(Processor):
+    """Each timer sets another one, which may be due, and each second one deletes the last of the others."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            for later in (0, 7, 40):
+                self.handle.registerTimer(1000 * (row.v + later))
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        n, at, timers = self.number(), expiredTimerInfo.getExpiryTimeInMs(), sorted(self.handle.listTimers())
+        self.state.update((n + 1,))
+        if n % 2:
+            self.handle.deleteTimer(timers[-1])
+        self.handle.registerTimer(at + (1000 if n % 4 else 30_000))
+        yield Row(k=key[0], n=at + len(timers))
+
+
 class Started(Counts):
     """Counts on from an initial state."""
 
@@ -156,6 +174,27 @@ class Stamped(Processor):
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for row in rows:
             yield Row(k=key[0], at=row.t)
+
+
+class TimesInAZone(Processor):
+    """Emits the key, and the times of its rows, as it gets them."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            yield Row(texts=[str(key[0]), str(row.t), str(row.ts)], at=row.t)
+
+
+class TimesOfFramesInAZone(Processor):
+    """The same with frames; a timer emits the key that it gets."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        for frame in rows:
+            self.handle.registerTimer(1000 * int(frame["v"].max()) + 5000)
+            texts = [[str(key[0]), str(t), str(list(ts))] for t, ts in zip(frame["t"], frame["ts"], strict=True)]
+            yield pd.DataFrame({"texts": texts, "at": frame["t"]})
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"texts": [[str(key[0])]], "at": [None]})
 
 
 class FramesOfACall(Processor):
@@ -238,6 +277,13 @@ program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)(
     processor_whose_output_mode_is_not_that_of_the_query=lambda rows: rows.groupBy("k").transformWithState(
         FirstOfKey(), COUNTED, "Update", "None"
     ),
+)
+
+REARMED = ([("a", 1), ("b", 2), ("a", 12)], [("b", 14), ("a", 15)], [("b", 14)], [("c", 33)], [("c", 33)])
+program("append", schemas=PAIRS, settings=ROCKSDB, rows=(*REARMED, [("b", 80)], [("a", 79)], [("c", 120)]))(
+    processor_whose_timers_set_and_delete_timers=lambda rows: (
+        timed(rows).groupBy("k").transformWithState(Rearmed(), COUNTED, "Append", "EventTime")
+    )
 )
 
 program("update", keys="k", schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=ROWS)(
@@ -344,6 +390,57 @@ def counts_of_the_times_and_keys_that_a_processor_emits(rows: DataFrame) -> Data
     return stamped.groupBy("at", "k").count()
 
 
+IN_A_ZONE = {**ROCKSDB, "spark.sql.session.timeZone": "America/New_York"}
+TEXTS = "texts ARRAY<STRING>, at TIMESTAMP"
+
+
+def of_times(rows: DataFrame) -> DataFrame:
+    """The rows with an array of times, beside the time by which they are grouped."""
+    return timed(rows, "1 second").withColumn("ts", F.array("t"))
+
+
+program("append", schemas=PAIRS, settings=IN_A_ZONE, rows=ROWS)(
+    processor_of_times_in_a_zone=lambda rows: (
+        of_times(rows).groupBy("t").transformWithState(TimesInAZone(), TEXTS, "Append", "EventTime")
+    ),
+    processor_of_frames_of_times_in_a_zone=lambda rows: (
+        of_times(rows).groupBy("t").transformWithStateInPandas(TimesOfFramesInAZone(), TEXTS, "Append", "EventTime")
+    ),
+    function_of_frames_of_times_in_a_zone=lambda rows: (
+        of_times(rows).groupBy("t").applyInPandasWithState(times, TEXTS, "n LONG", "append", "EventTimeTimeout")
+    ),
+)
+
+
+def times(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    if state.hasTimedOut:
+        state.remove()
+        yield pd.DataFrame({"texts": [[str(key[0])]], "at": [None]})
+        return
+    for frame in frames:
+        state.update((1,))
+        state.setTimeoutTimestamp(1000 * int(frame["v"].max()) + 5000)
+        texts = [[str(key[0]), str(t), str(list(ts))] for t, ts in zip(frame["t"], frame["ts"], strict=True)]
+        yield pd.DataFrame({"texts": texts, "at": frame["t"]})
+
+
+def first_timeout(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    """Sets a timeout with the first rows of a key only. The calls with later rows change nothing."""
+    n = sum(map(len, frames))
+    if state.hasTimedOut:
+        state.remove()
+    elif not state.exists:
+        state.update((n,))
+        state.setTimeoutTimestamp(20_000)
+    yield pd.DataFrame({"k": [key[0]], "n": [n]})
+
+
+@program("append", schemas=PAIRS, rows=(*ROWS, [(None, 15)]))
+def timeout_that_calls_without_a_change_keep(rows: DataFrame) -> DataFrame:
+    grouped = timed(rows, "1 second").groupBy("k")
+    return grouped.applyInPandasWithState(first_timeout, COUNTED, "n LONG", "append", "EventTimeTimeout")
+
+
 def running(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
     n = (state.get[0] if state.exists else 0) + sum(map(len, frames))
     state.update((n,))
@@ -377,7 +474,10 @@ def function_of_frames_with_state_ends_by_event_time(rows: DataFrame) -> DataFra
 program("append", schemas=PAIRS, rows=ROWS)(
     function_of_frames_with_state_and_no_watermark=lambda rows: rows.groupBy("k").applyInPandasWithState(
         ending, COUNTED, "n LONG", "append", "EventTimeTimeout"
-    )
+    ),
+    function_of_frames_whose_output_mode_is_not_that_of_the_query=lambda rows: rows.groupBy("k").applyInPandasWithState(
+        running, COUNTED, "n LONG", "update", "NoTimeout"
+    ),
 )
 
 

@@ -144,6 +144,39 @@ def random_values_in_their_ranges(rows: DataFrame) -> DataFrame:
     )
 
 
+program("complete", rows=([1, 2, 2], [3, None]))(
+    values_of_subqueries_inside_and_beside_aggregates=lambda rows: rows.sparkSession.sql(
+        "SELECT v % 2 AS odd, sum(v + (SELECT max(x) FROM VALUES (10), (20) AS t(x))) AS more, "
+        "count(*) * (SELECT min(x) FROM VALUES (10), (20) AS t(x)) AS n FROM {t} GROUP BY v % 2",
+        t=rows,
+    ),
+    values_of_subqueries_beside_aggregates=lambda rows: rows.sparkSession.sql(
+        "SELECT v % 2 AS odd, sum(v) / (SELECT sum(x) FROM VALUES (10), (20) AS t(x)) AS part FROM {t} GROUP BY v % 2 "
+        "HAVING count(*) > (SELECT 0)",
+        t=rows,
+    ),
+)
+
+
+@program("append", schemas=LISTS, rows=LISTED)
+def fields_of_array_fields_and_changed_fields(rows: DataFrame) -> DataFrame:
+    made = F.transform("xs", lambda x: F.when(x > 10, F.struct(x.alias("x"), F.struct("k").alias("in"))))
+    nested = rows.select(F.struct("k", made.alias("ys"), F.struct("k").alias("in")).alias("s"))
+    changed = F.col("s").withField("in.w", F.size("s.ys")).withField("k", F.lit(0)).dropFields("ys", "in.k")
+    return nested.select(
+        "s.ys.x", F.col("s.ys.in.k").alias("ks"), F.col("s.ys")[0]["x"].alias("first"), changed.alias("c")
+    )
+
+
+@program("append", rows=([1, 2, 7], [3, None]))
+def subqueries_of_frames(rows: DataFrame) -> DataFrame:
+    numbers = rows.sparkSession.range(1, 4)
+    same = numbers.where(F.col("id") == F.col("v").outer())
+    kept = rows.where(same.exists() | (F.col("v") > numbers.agg(F.max("id")).scalar()))
+    listed = kept.where(F.col("v").isin(numbers.union(rows.sparkSession.range(7, 8))))
+    return listed.select("v", numbers.agg(F.sum("id")).scalar().alias("all"))
+
+
 TIMES = ([10, 11, 12, 13, 14, 15], [25], [25, None], [10], [40])
 
 

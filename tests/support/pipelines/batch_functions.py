@@ -48,6 +48,8 @@ class Epochs:
 
 
 def pipeline(spark: SparkSession, source: str, rate: str, output: str, faults: str) -> None:
+    """Some of the frames are larger than what Spark Connect puts into a plan."""
+    spark.conf.set("spark.sql.session.localRelationCacheThreshold", 2_000)
     rows = spark.readStream.format("replay").schema(SCHEMA).option("rowsPerSecond", rate).load(source)
     doubled = rows.hint("uid", "rows").withColumn("twice", F.col("n") * 2)
     seen: list[int] = []
@@ -93,6 +95,29 @@ def combined(spark: SparkSession, source: str, output: str) -> StreamingQuery:
         made = spark.range(100, 102).selectExpr("cast(id AS INT) AS n", "'made' AS name")
         whole = left.union(right).unionByName(other=of_view).union(made)
         Path(output, f"{batch_id}.json").write_text(json.dumps(sorted(map(list, whole.collect()))))
+
+    writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", f"{output}/state")
+    return writer.trigger(availableNow=True).start()
+
+
+def stored(spark: SparkSession, source: str, output: str) -> StreamingQuery:
+    """The function reads its frame several times, keeps it in memory, and writes it to several places. The frames are
+    larger than what Spark Connect puts into a plan, and a view of the first one remains for the calls that follow."""
+    spark.conf.set("spark.sql.session.localRelationCacheThreshold", 100_000)
+    rows = spark.readStream.schema("n BIGINT, text STRING").option("maxFilesPerTrigger", 1).parquet(source)
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        kept = batch.persist()
+        counts = [kept.count(), batch.count(), batch.where("n % 2 = 0").count()]
+        batch.createOrReplaceTempView("latest")
+        if batch_id == 0:
+            batch.groupBy("text").agg(F.min("n").alias("first")).createOrReplaceTempView("firsts")
+        for name, part in (("whole", batch), ("even", batch.where("n % 2 = 0"))):
+            part.write.mode("overwrite").parquet(f"{output}/{name}/{batch_id}")
+        merged = batch.sparkSession.sql("SELECT sum(n - first), count(*) FROM latest JOIN firsts USING (text)").first()
+        kept.unpersist()
+        assert merged is not None
+        Path(output, f"{batch_id}.json").write_text(json.dumps([batch.schema.simpleString(), *counts, *merged]))
 
     writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", f"{output}/state")
     return writer.trigger(availableNow=True).start()

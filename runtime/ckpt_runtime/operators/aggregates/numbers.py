@@ -145,23 +145,27 @@ def decimal_sums(groups: int, old: Rows, new: Rows) -> pa.Array:
 
 
 class Average(GroupAccumulator):
-    """Means, kept as a sum and a count: floats in order, decimals exactly."""
+    """Means, kept as a sum and a count: floats in order, decimals and durations exactly."""
 
     def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
         super().__init__(aggregate, inputs)
         kind = inputs[0]
-        self._decimal = pa.types.is_decimal(kind)
+        self._decimal, self._duration = pa.types.is_decimal(kind), pa.types.is_duration(kind)
         self.combines = not pa.types.is_floating(kind)
-        wide = pa.decimal128(min(kind.precision + 10, 38), kind.scale) if self._decimal else pa.float64()
+        wide = kind if self._duration else pa.float64()
+        if self._decimal:
+            wide = pa.decimal128(min(kind.precision + 10, 38), kind.scale)
         self.stored = [self.field("sum", wide), self.field("count", pa.int64())]
-        self._sum = (
-            Sum(GroupAggregate("Sum", (), aggregate.name, wide, aggregate.ansi), inputs) if self._decimal else None
-        )
+        exact = self._decimal or self._duration
+        self._sum = Sum(GroupAggregate("Sum", (), aggregate.name, wide, aggregate.ansi), inputs) if exact else None
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
-        if self._sum is not None:
+        if self._sum is not None and self._decimal:
             return self._sum.combined(groups, old, new)
         counts = _counted(groups, Rows(old.groups, old.columns[1:]), new, columns.plain(new.columns[0]))
+        if self._sum is not None:
+            [total] = self._sum.combined(groups, Rows(old.groups, old.columns[:1]), new)
+            return [total, columns.arrow_from_numpy(pa.int64(), counts)]
         sums, has = np.zeros(groups, dtype=np.float64), np.zeros(groups, dtype=np.uint8)
         for given in _given(floats, old, new):
             kernels.add_float64(*given, sums, has)
@@ -172,11 +176,22 @@ class Average(GroupAccumulator):
         if self._sum is None:
             return pc.divide(sums, pc.if_else(pc.equal(counts, 0), None, counts.cast(pa.float64())))
         kind = self.aggregate.result
-        step = Decimal(1).scaleb(-kind.scale)
-        means = [
-            None if total is None or not count else _EXACT.divide(total, count).quantize(step, ROUND_HALF_UP, _EXACT)
-            for total, count in zip(sums.to_pylist(), counts.to_pylist(), strict=True)
-        ]
+        if self._duration:
+            totals, numbers = (pc.fill_null(each.cast(pa.int64()), 0).to_numpy() for each in (sums, counts))
+            whole, rest = np.divmod(np.abs(totals), np.maximum(numbers, 1))
+            rounded = np.sign(totals) * (whole + (2 * rest >= np.maximum(numbers, 1)))
+            return array_of(kind, rounded, (numbers > 0).astype(np.uint8))
+        step, limit = Decimal(1).scaleb(-kind.scale), Decimal(10) ** (kind.precision - kind.scale)
+        means: list[Decimal | None] = []
+        for total, count in zip(sums.to_pylist(), counts.to_pylist(), strict=True):
+            mean = None
+            if total is not None and count:
+                mean = _EXACT.divide(total, count).quantize(step, ROUND_HALF_UP, _EXACT)
+            if mean is not None and abs(mean) >= limit:
+                if self.aggregate.ansi:
+                    raise AggregateFailedError(f"{self.aggregate.name} does not fit {kind}; use try_avg")
+                mean = None
+            means.append(mean)
         return pa.array(means, kind)
 
 

@@ -101,6 +101,14 @@ class Listed(GroupAccumulator):
         return pc.if_else(lists.is_valid(), lists, pa.scalar([], lists.type))
 
 
+def _codes(values: pa.Array) -> AnyArray:
+    """A number for each value, the same for equal ones."""
+    if pa.types.is_nested(values.type):
+        return ranks(values)
+    codes: AnyArray = values.dictionary_encode().indices.to_numpy()
+    return codes
+
+
 class Distinct(Listed):
     """The distinct values, or their number."""
 
@@ -108,8 +116,7 @@ class Distinct(Listed):
         if len(values):
             if pa.types.is_floating(values.type):
                 values = pc.add(values, pa.scalar(0.0, values.type))  # -0.0 and 0.0 are one value
-            nested = pa.types.is_nested(values.type)
-            codes = ranks(values) if nested else values.dictionary_encode().indices.to_numpy()
+            codes = _codes(values)
             pairs = numbers.astype(np.int64) * (int(codes.max()) + 1) + codes
             kept = np.sort(np.unique(pairs, return_index=True)[1])
             numbers, values = numbers[kept], values.take(pa.array(kept))
@@ -203,7 +210,9 @@ class Percentiles(Listed):
             counts = frequencies.cast(pa.int64()).to_numpy(zero_copy_only=False)
             lengths = np.zeros_like(lengths)
             np.add.at(lengths, parents, counts)
-        values = flat.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        duration = pa.types.is_duration(flat.type)
+        values = (flat.cast(pa.int64()) if duration else flat).cast(pa.float64(), safe=False)
+        values = values.to_numpy(zero_copy_only=False)
         order = np.lexsort((values, parents))
         starts = np.cumsum(lengths) - lengths
         if settings.get("descending"):
@@ -212,10 +221,13 @@ class Percentiles(Listed):
         exists = (lengths > 0).astype(np.uint8)
         of_share = self._chosen if self.aggregate.function == "PercentileDisc" else self._interpolated
         results = [of_share(values, ends, starts, lengths, float(share)) for share in shares]
+        if duration:
+            results = [each.astype(np.int64) for each in results]
         if not isinstance(wanted, list):
-            return array_of(pa.float64(), results[0], exists)
+            return array_of(self.aggregate.result, results[0], exists)
         offsets = pa.array(np.arange(len(lengths) + 1, dtype=np.int32) * len(shares))
-        arrays = pa.ListArray.from_arrays(offsets, pa.array(np.stack(results, axis=1).reshape(-1)))
+        flat = array_of(self.aggregate.result.value_type, np.stack(results, axis=1).reshape(-1))
+        arrays = pa.ListArray.from_arrays(offsets, flat)
         return pc.if_else(pa.array(exists.astype(bool)), arrays, pa.scalar(None, arrays.type)).cast(
             self.aggregate.result
         )
@@ -287,7 +299,7 @@ class Ranked(Listed):
     @staticmethod
     def _rounded(picked: pa.Array) -> pa.Array:
         """The values as Spark keeps them in its sample: as doubles, which have not all integers of 64 bits."""
-        if not (pa.types.is_int64(picked.type) or pa.types.is_timestamp(picked.type)):
+        if not any(test(picked.type) for test in (pa.types.is_int64, pa.types.is_timestamp, pa.types.is_duration)):
             return picked
         doubles = _as_double(pc.fill_null(picked.cast(pa.int64()), 0), ordered=False)
         over = doubles >= 2.0**63
@@ -298,7 +310,7 @@ class Ranked(Listed):
 def _as_double(values: pa.Array, *, ordered: bool) -> AnyArray:
     """Values that are not null as doubles; ``ordered``: as integers in Java's order of doubles, NaN last."""
     kind = values.type
-    if pa.types.is_timestamp(kind):
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         values = values.cast(pa.int64())
     elif pa.types.is_date(kind):
         values = values.cast(pa.int32())
@@ -320,7 +332,7 @@ class MostFrequent(Listed):
         if not len(values):
             return pa.nulls(len(lists), self.aggregate.result)
         least = self.aggregate.settings.get("least")
-        codes = values.dictionary_encode().indices.to_numpy()
+        codes = _codes(values)
         places = np.zeros(len(values), dtype=np.int64) if least is None else ranks(values).astype(np.int64)
         picked = np.full(len(lists), -1, dtype=np.int64)
         for row, (start, end) in enumerate(pairwise(bounds.astype(np.int64).tolist())):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -92,6 +94,48 @@ def test_ranges_follow_each_other_through_restores_at_other_parallelisms() -> No
     read(job, 30 - len(kept))
     assert sorted(row["n"] for row in kept + job.rows) == list(range(30))
     job.close()
+
+
+class Pages(Growing):
+    """Its ranges end at a page and a row of it."""
+
+    def latest(self, spark: Any) -> Any:
+        return (self.there // 10, self.there % 10)
+
+    def first(self) -> Any:
+        return (0, 0)
+
+    def read(self, spark: Any, start: Any, end: Any) -> Table:
+        return Table(range(start[0] * 10 + start[1], end[0] * 10 + end[1]))
+
+
+@pytest.mark.row("ends.2")
+def test_ends_of_ranges_are_the_same_values_before_and_after_a_restore() -> None:
+    job = Job(Pages, {}, NUMBERS)
+    read(job, 10)
+    state = job.checkpoint(1)
+    again = Job(Pages, {}, NUMBERS, restored=state)
+    Growing.there = 13
+    read(again, 3)
+    assert [row["n"] for row in again.rows] == [10, 11, 12]
+    (item,) = again.checkpoint(2)[0][0][0].items
+    assert item["state"] == {"ranges": 2, "end": [1, 3]}
+    job.close()
+    again.close()
+
+
+@pytest.mark.parametrize("end", [datetime(2026, 11, 1), Decimal("1.5"), float("nan"), {1}])
+def test_end_of_a_range_that_is_no_json_is_refused_with_its_method(monkeypatch: pytest.MonkeyPatch, end: Any) -> None:
+    monkeypatch.setattr(Growing, "there", end)
+    job = Job(Growing, {}, NUMBERS)
+    with pytest.raises(
+        TypeError, match=r"Growing.latest\(\) returned .*, which is not a value of JSON: .*; return a text"
+    ):
+        read(job, 1)
+    job.close()
+    monkeypatch.setattr(Growing, "first", lambda source: end)
+    with pytest.raises(TypeError, match=r"Growing.first\(\) returned "):
+        Job(Growing, {}, NUMBERS)
 
 
 @pytest.mark.row("ends.2")

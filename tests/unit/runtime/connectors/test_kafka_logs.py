@@ -119,7 +119,7 @@ def test_available_records_are_read_in_batches_of_a_number_of_offsets_that_spark
     for log, records in zip(logs_with_records, (50, 7, 1), strict=True):
         log.add(*range(records))
     given = {"kafka.bootstrap.servers": logs.servers, "subscribe": "t", "startingOffsets": "earliest"}
-    source = KafkaSource({**given, "maxOffsetsPerTrigger": "10", "availableNow": "true"})
+    source = KafkaSource("kafka", {**given, "maxOffsetsPerTrigger": "10", "availableNow": "true"})
     state, batches = None, []
     for most in (3, 9):
         with closing(source.open_enumerator(kafka_columns(headers=False), state, bounded=True)) as enumerator:

@@ -410,6 +410,32 @@ def test_prepared_transactions_that_no_snapshot_covers_are_rolled_back(url: str,
     assert (content(database), prepared(database)) == ([(1, "a")], [])
 
 
+@pytest.mark.row("ends.5")
+@pytest.mark.parametrize("options", [{}, {"preparedTransactions": "true"}])
+def test_rows_that_another_job_has_staged_are_dropped_when_they_are_older_than_the_timeout(
+    url: str, database: Any, options: dict[str, str]
+) -> None:
+    """Those of the sink itself have the rules of its own, however long its job was down."""
+    sink, stopped = sink_of(url, **options), replace(CONTEXT, sink_id="f" * 16)
+    own, others = staged(sink, named((1, "a")), 5), staged(sink, named((2, "b")), 5, stopped)
+
+    def waiting() -> set[str]:
+        return {*staging_tables(database), *prepared(database)}
+
+    again = replace(CONTEXT, attempt=1, restored_checkpoint_id=5)
+    for timeout in ({}, {"stagedRowsTimeout": "1d"}):
+        sink_of(url, **options, **timeout).clean_up(again)
+        assert waiting() == {table.name for table in (*own, *others)}
+    sink_of(url, **options, stagedRowsTimeout="0s").clean_up(again)
+    assert waiting() == {table.name for table in own}
+    assert committed(sink, SCHEMA, 5, own) is CommitOutcome.COMMITTED
+    with pytest.raises(CommitError, match="no longer exists, and its 1 rows were not committed"):
+        committed(sink, SCHEMA, 6, others)
+    assert content(database) == [(1, "a")]
+
+
 def test_prepared_transactions_with_upsert_are_refused(url: str) -> None:
+    with pytest.raises(PlanError, match="option 'stagedRowsTimeout': '1 week' is not a duration"):
+        sink_of(url, stagedRowsTimeout="1 week")
     with pytest.raises(PlanError, match="it requires mode append"):
         sink_of(url, preparedTransactions="true", mode="upsert", keys="id")

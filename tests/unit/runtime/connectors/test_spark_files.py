@@ -8,6 +8,7 @@ from __future__ import annotations
 import stat
 import uuid
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ class ArrowWrite(SparkWrite):
 
 
 class Committer(_BatchCommitter):
-    def _frame(self, files: Sequence[PendingFile]) -> Any:
-        return pa.concat_tables([self._read(file) for file in files])
+    def _frame(self, transaction: Transaction, files: Sequence[PendingFile]) -> AbstractContextManager[Any]:
+        return nullcontext(pa.concat_tables([self._read(file) for file in files]))
 
 
 class World:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -233,6 +234,20 @@ def test_files_come_in_the_order_in_which_they_were_written(tmp_path: Path) -> N
     assert newest.ended
 
 
+def test_file_that_comes_while_others_wait_is_the_next_one_with_latest_first_and_the_last_one_without(
+    tmp_path: Path,
+) -> None:
+    for latest_first, values in (("true", ["1", "2", "0"]), ("false", ["0", "1", "2"])):
+        directory = tmp_path / latest_first
+        for at in range(2):
+            os.utime(write(directory, "text", str(at), at, 1), (1_000 + at, 1_000 + at))
+        options = {"path": str(directory), "latestFirst": latest_first, "maxFilesPerTrigger": "1"}
+        job = Job("text", options)
+        job.discover()
+        os.utime(write(directory, "text", "2", 2, 1), (1_002, 1_002))
+        assert [row["value"] for row in job.run()] == values
+
+
 def test_files_and_directories_are_read_whatever_characters_their_names_have(tmp_path: Path) -> None:
     names = ["a b", "it's", 'q"q', "p%20q", "ha#sh", "qu?est", "nb\u00a0sp", "zero\u200b", "tab\t", "new\nline", "{*}"]
     names.append(os.fsdecode(b"latin-\xe9"))
@@ -259,11 +274,11 @@ def test_source_says_how_many_rows_wait_if_it_knows(tmp_path: Path, monkeypatch:
     assert [reader.pending_rows for reader in rate.readers] == [0, 0]
 
 
-@pytest.mark.parametrize(("call_ms", "row_ms", "least", "most"), [(30, 0.0, 500, 8_192), (0, 1.0, 5, 20)])
+@pytest.mark.parametrize(("call_ms", "row_ms", "least", "most"), [(30, 0.0, 500, 32_768), (0, 1.0, 5, 20)])
 def test_batches_shrink_for_slow_rows_but_not_for_a_slow_call_of_later_operators(
     tmp_path: Path, call_ms: float, row_ms: float, least: int, most: int
 ) -> None:
-    """Text files come in batches of 8,192 rows at most, from which the reader takes its share."""
+    """Text files come in batches of 32,768 rows at most, from which the reader takes its share."""
     write(tmp_path, "text", "a", 0, 20_000)
     clock = Clock()
     job = Job("text", {"path": str(tmp_path)})
@@ -450,9 +465,12 @@ def test_a_file_is_cleaned_when_a_checkpoint_that_covers_it_completes(tmp_path: 
     assert (archive / str(first)[1:]).exists() == (how == "archive")
     again = Job("text", options, restored=state)  # the completion may not have been heard of
     assert ids(again.run()) == Counter([2, 3])
-    again.checkpoint(3)
+    state = again.checkpoint(3)
     again.complete(3)
     assert not second.exists()
+    another = write(source, "text", "b", 4, 9)
+    Job("text", options, restored=state)  # repeats the completion
+    assert another.exists()
 
 
 def test_lines_end_as_in_spark_and_bad_bytes_are_replaced(tmp_path: Path) -> None:
@@ -575,6 +593,19 @@ def test_rate_has_the_values_and_times_of_spark(ramp_s: int) -> None:
             due[second + 1] - due[second]
         )
     assert times[due[4] : due[5]] == [4000 + 100 * at for at in range(10)]
+
+
+def test_times_of_a_ramp_of_years_are_exact_to_its_end() -> None:
+    """No table of its seconds would fit into memory."""
+    ramp_s = 10_000 * 86_400
+    schedule = Schedule(3 * (ramp_s + 1), ramp_s)
+    for second in (1, 2, 1_000_003, 7_777_777, ramp_s - 1, ramp_s):
+        first = schedule.due_after(second * 1000)
+        assert first == 3 * second * (second + 1) // 2
+        times = schedule.times_ms(np.array([first - 1, first, first + 1], dtype=np.int64)).tolist()
+        assert times == sorted(times)
+        assert times[1] == second * 1000
+        assert times[0] // 1000 <= second
 
 
 def test_rows_of_rate_continue_after_a_restore_at_another_parallelism(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ckpt_runtime.connectors import staged_sinks
 from ckpt_runtime.connectors.file_sink import PendingFile
 from ckpt_runtime.connectors.waiting_batches import WaitingCommitterOperator, WaitingWriterOperator
 from ckpt_runtime.graph.specs import SinkSpec, UserFunction
+from ckpt_runtime.sinks import Transaction
 from tests.support.patience import patient
 from tests.unit.runtime.connectors.harness import Collector, context, snapshot_of
 
@@ -91,8 +93,8 @@ def until(condition: Callable[[], bool]) -> None:
 def function(monkeypatch: pytest.MonkeyPatch) -> Function:
     """A function that gets tables: without Spark there are no frames."""
 
-    def table(committer: Any, files: Sequence[PendingFile]) -> pa.Table:
-        return pa.concat_tables([committer._read(file) for file in files])
+    def table(committer: Any, _: Transaction, files: Sequence[PendingFile]) -> AbstractContextManager[pa.Table]:
+        return nullcontext(pa.concat_tables([committer._read(file) for file in files]))
 
     monkeypatch.setattr(staged_sinks._BatchCommitter, "_frame", table)
     return Function()

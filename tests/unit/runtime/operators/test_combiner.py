@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -146,6 +147,7 @@ TYPED = pa.schema(
         ("s", pa.string()),
         ("b", pa.bool_()),
         ("f", pa.bool_()),
+        ("t", pa.duration("us")),
     ]
 )
 DECIMAL = pa.decimal128(20, 2)
@@ -157,6 +159,7 @@ ALL = (
     aggregate("Sum", "d", result=DECIMAL),
     aggregate("Average", "i", result=pa.float64()),
     aggregate("Average", "d", result=pa.decimal128(14, 6)),
+    *(aggregate(function, "t", result=pa.duration("us")) for function in ("Sum", "Average")),
     *(aggregate(function, name, result=TYPED.field(name).type) for function in ("Min", "Max") for name in "ids"),
     *(aggregate(function, "b", result=pa.bool_()) for function in ("BoolAnd", "BoolOr")),
     *(aggregate(function, "i", result=INT) for function in ("BitAndAgg", "BitOrAgg", "BitXorAgg")),
@@ -184,6 +187,7 @@ def test_results_are_the_same_whether_batches_are_combined_or_not(backend: str) 
                 "s": maybe(str(chosen.randrange(1000))),
                 "b": maybe(chosen.random() < 0.5),
                 "f": maybe(chosen.random() < 0.5),
+                "t": maybe(timedelta(microseconds=chosen.randrange(-99, 99))),
             }
             for _ in range(40)
         ]

@@ -355,3 +355,16 @@ def test_decimal_sum_that_leaves_its_precision_fails_with_ansi_and_stays_null_wi
     job.checkpoint()
     job.process(row(20, "a", Decimal(-9)), row(20, "b", Decimal(2)))
     assert brief(job.watermark(20)) == [(20, "a", None), (20, "b", Decimal(3)), (20, "c", None)]
+
+
+@pytest.mark.parametrize("ansi", [True, False])
+def test_mean_of_decimals_that_leaves_its_precision_fails_with_ansi_and_is_null_without(ansi: bool) -> None:
+    schema = pa.schema([("end", TIME), ("k", pa.string()), ("v", DECIMAL)])
+    mean = aggregate("Average", "v", result=pa.decimal128(38, 4), ansi=ansi)
+    job = GroupJob(GroupSpec(schema, ("end", "k"), (mean,), "append", "end"))
+    job.process(row(20, "a", Decimal(10**34)), row(20, "b", Decimal(1)), row(20, "b", Decimal(2)))
+    if ansi:
+        with pytest.raises(AggregateFailedError, match="does not fit"):
+            job.watermark(20)
+        return
+    assert brief(job.watermark(20)) == [(20, "a", None), (20, "b", Decimal("1.5"))]

@@ -22,7 +22,7 @@ from ckpt_runtime.operators.errors import (
     ProcessorValueError,
     UserFunctionError,
 )
-from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.operators.operator import MAX_WATERMARK, UNNUMBERED
 from ckpt_runtime.operators.rows import row_class
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from tests.unit.runtime.operators.conftest import Harness
@@ -321,6 +321,28 @@ def test_timers_set_in_callbacks_fire_when_due(harness: type[Harness]) -> None:
     restored = harness(operator(Ticking(), "EventTime"), run.snapshot())
     assert [r["n"] for r in restored.watermark(40)[:-1]] == [40]
     assert [r["n"] for r in run.watermark(MAX_WATERMARK)[:-1]] == [40]
+
+
+def test_timers_set_in_callbacks_fire_once_in_each_of_sparks_batches_also_after_a_restore(
+    harness: type[Harness],
+) -> None:
+    def ticks(run: Harness) -> list[int]:
+        return [event["n"] for event in run.take() if isinstance(event, dict)]
+
+    run = harness(operator(Ticking(), "EventTime"))
+    run.operator.process_coming_watermark(35, 1)
+    for number, wanted in ((2, [10]), (3, [10, 20])):
+        run.operator.process_batch(batch(("x", 1, "a")), 0)
+        assert ticks(run) == []
+        run.operator.process_watermark(35)
+        run.operator.process_coming_watermark(35, number)
+        assert ticks(run) == wanted
+    restored = harness(operator(Ticking(), "EventTime"), run.snapshot(), run.lists())
+    restored.operator.process_watermark(35)
+    restored.operator.process_coming_watermark(35, UNNUMBERED)
+    assert ticks(restored) == []
+    restored.operator.process_coming_watermark(35, 4)
+    assert ticks(restored) == [30]
 
 
 @pytest.mark.parametrize(("before", "after"), [("EventTime", "ProcessingTime"), ("ProcessingTime", "None")])

@@ -79,14 +79,15 @@ def test_files_that_wait_for_a_single_committer_or_for_each_subtask_are_known_fr
         {"version": 2, "checkpoint": 7, "writer": "w", "messages": [[0, message], [1, None], [1, "{"], [0, "[1]"]]},
     )
     nested = {"checkpoint": 7, "writer": "w", "committable": {"directory": "", "name": "each"}}
+    together = {"checkpoint": 7, "writer": "w", "committables": [{"name": "one"}, {"name": "other"}, {"rows": 3}]}
     lists = (
         OperatorListState(MESSAGES, OperatorStateMode.SPLIT, items),
-        OperatorListState(PENDING, OperatorStateMode.SPLIT, (nested, {"directory": "", "name": "old"})),
+        OperatorListState(PENDING, OperatorStateMode.SPLIT, (nested, {"directory": "", "name": "old"}, together)),
     )
     taken = replace(
         snapshot(7, tmp_path), states={("v" * 32, 0): SubtaskState({"out": OperatorSubtaskState(lists=lists)})}
     )
-    assert pending_names([taken]) == {"single", "each", "old"}
+    assert pending_names([taken]) == {"single", "each", "old", "one", "other"}
 
 
 def test_only_output_that_no_snapshot_covers_is_removed(tmp_path: Path) -> None:
