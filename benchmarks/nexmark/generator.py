@@ -261,24 +261,28 @@ def _bid(row: int, rows: int, number: int, time: int, prices: Any, texts: Any, n
     texts[10 * rows + row] = _bits(g, 48, 12)
 
 
-@kernel((INT64, INT64, IN_I64, I32, I32, I64, U8))
-def make_events(first: int, step_us: int, prices: Any, kinds: Any, texts: Any, numbers: Any, valid: Any) -> None:
+@kernel((INT64, INT64, INT64, IN_I64, I32, I32, I64, U8))
+def make_events(
+    first: int, stride: int, step_us: int, prices: Any, kinds: Any, texts: Any, numbers: Any, valid: Any
+) -> None:
     """Makes the events that arrive from place ``first`` on, as many as ``kinds`` has elements.
 
+    The next group after each one begins ``stride`` places behind it.
     ``texts`` and ``numbers`` have a column behind the other, in the order of :data:`KINDS`, and ``valid`` a bitmap for
     each kind of events. All of them are zero before, and stay zero for events of other kinds.
     """
     rows = kinds.size
     bitmap = valid.size // 3
     for row in range(rows):
-        place = first + row
+        within = first % GROUP + row
+        place = first - first % GROUP + within // GROUP * stride + within % GROUP
         number = place - place % GROUP + place * _ARRIVAL_STEP % GROUP
-        within = number % _PROPORTION
+        turn = number % _PROPORTION
         time = START_US + number * step_us
         kind = 2
-        if within > _AUCTIONS:
+        if turn > _AUCTIONS:
             _bid(row, rows, number, time, prices, texts, numbers)
-        elif within > 0:
+        elif turn > 0:
             kind = 1
             _auction(row, rows, number, time, step_us, prices, texts, numbers)
         else:
@@ -326,9 +330,11 @@ class Generator:
 
     events_per_s: int = EVENTS_PER_S
 
-    def events(self, first: int, end: int) -> pa.RecordBatch:
-        """The events that arrive from place ``first`` to ``end`` - 1, as rows of :data:`EVENT`."""
-        count = end - first
+    def events(self, first: int, count: int, *, stride: int = GROUP) -> pa.RecordBatch:
+        """The ``count`` events that arrive from place ``first`` on, as rows of :data:`EVENT`.
+
+        With a ``stride``, only those of the groups that begin so many places behind each other.
+        """
         bitmap = -(-count // 64) * 8
         memory = pa.allocate_buffer(count * (8 * _NUMBERS + 4 * _TEXTS + 4) + 3 * bitmap)
         array = np.frombuffer(memory, np.uint8)
@@ -337,7 +343,8 @@ class Generator:
         first_kind = first_bit - 4 * count
         numbers = array[:first_text].view(np.int64)
         texts, kinds = array[first_text:first_kind].view(np.int32), array[first_kind:first_bit].view(np.int32)
-        make_events(first, 1_000_000 // self.events_per_s, POOLS.prices, kinds, texts, numbers, array[first_bit:])
+        step_us = 1_000_000 // self.events_per_s
+        make_events(first, stride, step_us, POOLS.prices, kinds, texts, numbers, array[first_bit:])
         events = [pa.Array.from_buffers(pa.int32(), count, [None, memory.slice(first_kind, 4 * count)])]
         for kind, (struct, columns) in enumerate(_COLUMNS):
             children = []

@@ -59,6 +59,6 @@ def _write(directory: Path, events: int) -> None:
     generator = Generator()
     for number, first in enumerate(range(0, events, _PER_FILE)):
         end = min(first + _PER_FILE, events)
-        table = pa.Table.from_batches([generator.events(first, end)])
+        table = pa.Table.from_batches([generator.events(first, end - first)])
         pq.write_table(table, directory / f"{number:04d}.parquet")
     progress(f"wrote {events:,} events")

@@ -274,7 +274,7 @@ class Run:
         self.cancelled.append(self.job_id)
 
     def resume(self) -> None:
-        """Goes on from the newest checkpoint of the cancelled job, as another job."""
+        """Continues from the newest checkpoint of the cancelled job, as another job."""
         retained = self.checkpoints / self.job_id
         newest = max(retained.glob("chk-*/_metadata"), key=lambda file: int(file.parent.name[4:])).parent
         self.log(f"  resumes from {newest}")

@@ -126,7 +126,7 @@ def test_a_job_resumes_from_the_latest_snapshot_of_its_name_and_writes_nothing_t
     from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
     from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 
-    name, rows = "orders that go on", 4000
+    name, rows = "orders that continue", 4000
     arguments = ["--output", str(job.out), "--rows", str(rows), "--batch", "64"]
 
     def submit(rate: int = 100, **given: Any) -> SubmitJobOperator:

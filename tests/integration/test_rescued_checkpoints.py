@@ -87,7 +87,7 @@ class HeldJob:
 
     def settle(self) -> None:
         """Back to the short timeout, with everything moving."""
-        wait_until(lambda: not (self.directory / "holding").exists(), "the subtask to go on")
+        wait_until(lambda: not (self.directory / "holding").exists(), "the subtask to continue")
         wait_until(lambda: self.client.checkpoint_statistics(self.id).counts.in_progress == 0, "no checkpoint")
         self.client.patch_checkpoint_config(self.id, CheckpointConfigPatch(timeout_ms=TIMEOUT_MS))
 

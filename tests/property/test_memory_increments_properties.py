@@ -7,6 +7,7 @@ to be what is restored from the other, whatever was aborted, lost, rescaled or l
 from __future__ import annotations
 
 from collections import defaultdict
+from operator import itemgetter
 from random import Random
 from typing import Any
 
@@ -230,3 +231,28 @@ def test_parts_stay_few_and_small_and_an_increment_costs_what_has_changed(change
     assert {key: restored.get((key,)) for key in range(keys)} == {
         key: (live[key],) if key in live else None for key in range(keys)
     }
+
+
+def test_rows_that_are_only_added_are_written_less_than_twice_and_read_back() -> None:
+    spec = RowBufferSpec("left", ROWS, ("k",))
+    backend = MemoryKeyedStateBackend(KeyGroupRange(0, GROUPS - 1), GROUPS, "op", incremental=True)
+    rows, random = backend.row_buffers([spec]), Random(5)
+    known, sizes, expected = set[str](), [], []
+    for number in range(1, 30):
+        added = [
+            {"k": random.randrange(KEYS), "t": None, "v": f"{number} {at}"} for at in range(random.randrange(80, 120))
+        ]
+        batch = pa.RecordBatch.from_pylist(added, ROWS)
+        rows.sides[0].append(batch, rows.slots_of([batch.column("k")]), np.zeros(len(added), np.uint8))
+        expected += added
+        (handle,) = handles_of([backend], number=number)
+        backend.notify_complete(number)
+        sizes.append(sum(file.length for name, file in handle.files.items() if name not in known))
+        known |= handle.files.keys()
+        assert len(handle.files) <= MOST_PARTS
+    assert sum(sizes) < 2 * sum(file.length for file in handle.files.values())
+    found = MemoryKeyedStateBackend(KeyGroupRange(0, GROUPS - 1), GROUPS, "op")
+    restore(found, [handle])
+    stored = pa.concat_batches(list(found.row_buffers([spec]).sides[0].stored())).to_pylist()
+    # Rows of one key stay in order.
+    assert sorted(stored, key=itemgetter("k")) == sorted(expected, key=itemgetter("k"))

@@ -104,7 +104,7 @@ def shell_of(
     strategy: RestartStrategy,
     backoff: BackoffSettings,
 ) -> S:
-    """A driver's shell with its core, which goes on where the submission's history ends."""
+    """A driver's shell with its core, which continues where the submission's history ends."""
     history = submission.history
     coordinator = ObservedCoordinator(
         submission.job_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from benchmarks.harness import BenchmarkError
 from benchmarks.nexmark.chart import bars, write_chart
 from benchmarks.nexmark.flink.peer import distribution
 from benchmarks.nexmark.generator import EVENT, EVENTS_PER_S, GROUP, KINDS, START_US, Generator, place_of
-from benchmarks.nexmark.pipeline.events import NexmarkSource
+from benchmarks.nexmark.pipeline.events import NexmarkSource, Share
 from ckpt_runtime.sources import Split, SplitRows
 
 OPTIONS = {"events": "5000", "eventsPerSplit": "2000", "splitsPerRange": "2"}
@@ -38,7 +39,7 @@ def test_events_with_a_rate_are_read_when_they_are_due(tmp_path: Path) -> None:
     begin = tmp_path / "begin"
     options = OPTIONS | {"rate": "1000", "begin": str(begin)}
     reader = NexmarkSource(options).open_reader(EVENT, subtask=0, parallelism=1)
-    reader.add(Split("0", {"end": 2_000}), None)
+    reader.add(Split("0", asdict(Share(0, GROUP, 2_000))), None)
     assert reader.read(5_000) is None
     begin.write_text(str(time.time() - 0.5))
     rows = reader.read(5_000)
@@ -81,9 +82,11 @@ def test_arrival_differs_from_event_time_within_a_group_only() -> None:
 
 
 def test_events_are_the_same_for_batches_of_any_size_and_from_any_position() -> None:
-    split = Split("2000", {"end": 4000})
+    split = Split("1000", asdict(Share(1_000, 2 * GROUP, 2_000)))
     whole = read(split, None, 100_000)
-    assert [(rows.position, rows.ended) for rows in whole] == [(4000, True)]
+    assert [(rows.position, rows.ended) for rows in whole] == [(2000, True)]
+    groups = [Generator().events(first, GROUP) for first in (1_000, 3_000)]
+    assert table(whole).to_pylist() == pa.Table.from_batches(groups).to_pylist()
     small = read(split, None, 300)
     assert table(small).to_pylist() == table(whole).to_pylist()
     assert [rows.ended for rows in small] == [False] * (len(small) - 1) + [True]
@@ -98,7 +101,8 @@ def test_enumerator_finds_each_event_once_across_a_restore() -> None:
     second = source.open_enumerator(EVENT, first.snapshot(), bounded=True)
     splits += second.discover()
     assert not second.discover()
-    assert [(split.id, split.description["end"]) for split in splits] == [("0", 2000), ("2000", 4000), ("4000", 5000)]
+    found = [Share(**split.description) for split in splits]
+    assert found == [Share(0, 2_000, 2_000), Share(1_000, 2_000, 2_000), Share(4_000, 2_000, 1_000)]
 
 
 @pytest.mark.parametrize(("name", "value"), [("events", "1500"), ("eventsPerSplit", "10"), ("eventsPerSecond", "0")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ UNMEASURED_S = 5.0
 class NexmarkSource(Source):
     """Format ``nexmark``: rows of :data:`EVENT`. It ends behind ``events`` of them, which are whole groups.
 
-    A split holds ``eventsPerSplit`` events in a row, and ``splitsPerRange`` splits are found at one time.
+    The events come in ranges of ``splitsPerRange`` splits, of which each has up to ``eventsPerSplit`` events: the
+    splits of a range share its groups in turn, so that their readers are at about the same event at any time.
     ``eventsPerSecond`` is the rate of events in event time. With a ``rate``, so many events are due in a second by the
     clock, from the time that the file ``begin`` holds, and none is made before it is due.
     """
@@ -75,9 +77,12 @@ class Due:
             self._begin = float(self._file.read_text())
         return self._begin
 
-    def events(self) -> int:
-        """How many events are due."""
-        return 0 if self.begin is None else max(0, int((time.time() - self.begin) * self._rate))
+    def events(self, share: Share) -> int:
+        """How many events of a share are due."""
+        if self.begin is None:
+            return 0
+        groups, rest = divmod(int((time.time() - self.begin) * self._rate) - share.first, share.stride)
+        return max(0, groups * GROUP + min(rest, GROUP))
 
 
 class RowAges:
@@ -104,6 +109,15 @@ class RowAges:
             yield batch
 
 
+@dataclass(frozen=True)
+class Share:
+    """A split: ``events`` events, in groups that begin at the places ``first``, ``first`` + ``stride`` and so on."""
+
+    first: int
+    stride: int
+    events: int
+
+
 class _Enumerator(SplitEnumerator):
     """Finds the splits of one range after the other. Its state is the number of events in the splits so far."""
 
@@ -112,19 +126,21 @@ class _Enumerator(SplitEnumerator):
         self._found = found
 
     def discover(self) -> Sequence[Split]:
-        splits: list[Split] = []
-        while self._found < self._source.events and len(splits) < self._source.splits:
-            end = min(self._found + self._source.per_split, self._source.events)
-            splits.append(Split(str(self._found), {"end": end}))
-            self._found = end
-        return splits
+        source, begin = self._source, self._found
+        end = self._found = min(begin + source.splits * source.per_split, source.events)
+        groups = (end - begin) // GROUP
+        shares = [
+            Share(begin + at * GROUP, source.splits * GROUP, len(range(at, groups, source.splits)) * GROUP)
+            for at in range(min(groups, source.splits))
+        ]
+        return [Split(str(share.first), asdict(share)) for share in shares]
 
     def snapshot(self) -> Any:
         return self._found
 
 
 class _Reader(SplitReader):
-    """Reads one split after the other; a position is the place of the next event."""
+    """Reads one split after the other; a position is the number of events of the split that have been read."""
 
     idle_ms = 1
 
@@ -134,19 +150,21 @@ class _Reader(SplitReader):
         self._splits: deque[tuple[Split, int]] = deque()
 
     def add(self, split: Split, position: Any) -> None:
-        self._splits.append((split, int(split.id if position is None else position)))
+        self._splits.append((split, position or 0))
 
     def read(self, most_rows: int) -> SplitRows | None:
         if not self._splits:
             return None
-        split, place = self._splits[0]
-        end = min(place + most_rows, split.description["end"])
+        split, start = self._splits[0]
+        share = Share(**split.description)
+        end = min(start + most_rows, share.events)
         if self._due is not None:
-            end = min(end, self._due.events())
-            if end <= place:
+            end = min(end, self._due.events(share))
+            if end <= start:
                 return None
         self._splits.popleft()
-        ended = end == split.description["end"]
+        ended = end == share.events
         if not ended:
             self._splits.appendleft((split, end))
-        return SplitRows(split.id, end, self._generator.events(place, end), ended=ended)
+        first = share.first + start // GROUP * share.stride + start % GROUP
+        return SplitRows(split.id, end, self._generator.events(first, end - start, stride=share.stride), ended=ended)

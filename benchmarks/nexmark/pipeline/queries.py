@@ -206,17 +206,19 @@ def due_times(name: str, views: Views) -> DataFrame:
 
 
 def pipeline(
-    spark: SparkSession, names: str, events: str, per_split: str, per_second: str, output: str, rate: str, begin: str
+    spark: SparkSession, names: str, events: str, per_split: str, splits: str, per_second: str, output: str, pace: str
 ) -> None:
     """Runs the queries ``names``, with commas between them, over so many events; ``per_second`` is of event time.
 
-    Writes Parquet below ``output``; without one, nothing. With a ``rate`` so many events come in a second by the
-    clock from when the file ``begin`` exists, and the latencies of the rows are counted in files beside it.
+    ``splits`` are found at one time, each of up to ``per_split`` events. Writes Parquet below ``output``; without one,
+    nothing. With a ``pace``, a rate and a file with a space between them, so many events come in a second by the clock
+    from when the file exists, and the latencies of the rows are counted in files beside it.
     """
     from events import NexmarkSource, RowAges  # type: ignore[import-not-found]
 
     spark.dataSource.register(NexmarkSource)
-    reader = spark.readStream.format("nexmark").option("events", events).option("eventsPerSplit", per_split)
+    reader = spark.readStream.format("nexmark").options(events=events, eventsPerSplit=per_split, splitsPerRange=splits)
+    rate, _, begin = pace.partition(" ")
     if rate:
         reader = reader.option("rate", rate).option("begin", begin)
     views = Views.of(reader.option("eventsPerSecond", per_second).load())

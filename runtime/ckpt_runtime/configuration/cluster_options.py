@@ -101,8 +101,8 @@ class TaskManagerOptions:
         "taskmanager.network.buffer.max-bytes",
         MemorySizeType(minimum=1 << 10, maximum=1 << 30),
         1 << 19,
-        "Maximum bytes of a buffer; a larger row gets its own buffer. Batches for the same subtask of the next "
-        "vertex are passed on whole, up to 16 times as large.",
+        "Maximum bytes of a buffer; a larger row gets its own buffer. Rows of a batch for a subtask in the same worker "
+        "are passed on together, up to 16 times as many bytes.",
     )
     BUFFERS_PER_CHANNEL = ConfigOption(
         "taskmanager.network.memory.buffers-per-channel",

@@ -21,7 +21,7 @@ from ckpt_runtime.sources import BadRow
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, naming
 
-BATCH_ROWS = 8192
+BATCH_ROWS = 32_768
 SAMPLE_BYTES = 1 << 18
 """How much of a file of lines is read in order to estimate its number of rows."""
 _MOST_SAMPLED_BYTES = 1 << 22

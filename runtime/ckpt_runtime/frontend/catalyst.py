@@ -157,6 +157,9 @@ class ExpressionReader:
     def _tree(self, nodes: Sequence[dict[str, Any]], at: int, root: Any) -> tuple[Expression, int]:
         node = nodes[at]
         name = _name(node)
+        if name in _READ_AS:
+            # The parts of some of these have no type, and all that is read stands in what they stand for.
+            return self.read(_READ_AS[name](root.apply(at))), _end_of(nodes, at)
         children: list[Expression] = []
         end = at + 1
         for _ in range(node["num-children"]):
@@ -202,8 +205,6 @@ class ExpressionReader:
         if name == "LambdaFunction":
             body, *parameters = children
             return Lambda(body, tuple(p for p in parameters if isinstance(p, Variable)))
-        if name in _READ_AS:
-            return self.read(_READ_AS[name](jvm))
         type_ = spark_type(jvm.dataType())
         if name in ("AttributeReference", "ScalarSubquery"):
             return self._subquery(jvm, type_) if name == "ScalarSubquery" else self._column(node, type_)
@@ -237,6 +238,15 @@ class ExpressionReader:
         if "failOnError" in dir(jvm):
             return "ansi" if jvm.failOnError() else "legacy"
         return self._mode
+
+
+def _end_of(nodes: Sequence[Mapping[str, Any]], at: int) -> int:
+    """Returns the place behind the nodes of a tree."""
+    missing = 1
+    while missing:
+        missing += nodes[at]["num-children"] - 1
+        at += 1
+    return at
 
 
 def _place_of(jvm: Any) -> str:

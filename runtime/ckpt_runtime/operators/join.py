@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
+import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.configuration.configuration import Configuration

@@ -471,8 +471,10 @@ class DeployedJob:
         if isinstance(spec, specs.GroupSpec) and Combiner.combines(spec):
             partition.combiner = Combiner(spec)
         partition.cut_by_ranges = self._use_event_time(edge.target)
-        if edge.partitioning is Partitioning.FORWARD and isinstance(subpartitions[0], LocalSubpartition):
-            partition.by_reference = True
+        local = frozenset(at for at, each in enumerate(subpartitions) if isinstance(each, LocalSubpartition))
+        if edge.partitioning in (Partitioning.FORWARD, Partitioning.HASH):
+            partition.by_reference = local
+        if edge.partitioning is Partitioning.FORWARD and local:
             partition.keeps_dictionaries = getattr(_OF_SPEC.get(type(spec)), "takes_dictionaries", False)
         for position, subpartition in enumerate(subpartitions):
             subpartition.buffer_size.listen(partial(partition.limit_bytes, position))

@@ -194,9 +194,10 @@ class ResultPartition:
 
     A ``combiner`` aggregates each batch first, if that pays: rows of two schemas then follow each other, in buffers of
     their own. With ``keeps_dictionaries`` columns that are dictionaries stay so: for a
-    consumer in the same worker that takes them. With ``by_reference`` batches reach the only consumer as they are, if
-    they are not very large: cutting them would save no memory, and cost the consumer a call for each part. With
-    ``cut_by_ranges`` rows of two ranges, and a watermark between them, have buffers of their own.
+    consumer in the same worker that takes them. On the channels ``by_reference`` batches reach the consumer as they
+    are, if they are not very large: cutting them would save no memory, and cost the consumer a call for each part, and
+    a copy of each part that it keeps. With ``cut_by_ranges`` rows of two ranges, and a watermark between them, have
+    buffers of their own.
     """
 
     def __init__(
@@ -217,9 +218,12 @@ class ResultPartition:
         self._peers = list(range(len(self._subpartitions)) if peers is None else peers)
         self._overtakes = overtakes
         self.combiner: Combiner | None = None
-        self.keeps_dictionaries = self.by_reference = False
+        self.keeps_dictionaries = False
+        self.by_reference: frozenset[int] = frozenset()
         self.cut_by_ranges = True
         self._is_forward = partitioning is Partitioning.FORWARD
+        self._splits = partitioning is Partitioning.HASH and len(self._subpartitions) > 1
+        self._decoder = BatchDecoder()
         self._gathering = [_Gathering() for _ in subpartitions]
         self._limits = limits
         self._channel_limits = [limits] * len(self._subpartitions)
@@ -244,8 +248,11 @@ class ResultPartition:
 
     @property
     def takes_dictionaries(self) -> bool:
-        """Whether batches may have columns that are dictionaries; a buffer for another worker has none."""
-        return self.keeps_dictionaries or self.combiner is not None
+        """Whether batches may have columns that are dictionaries; a buffer for another worker has none.
+
+        Rows are split over the channels before they are decoded, because positions in a dictionary are less to move.
+        """
+        return self.keeps_dictionaries or self._splits or self.combiner is not None
 
     @property
     def has_room(self) -> bool:
@@ -421,7 +428,7 @@ class ResultPartition:
         parts = split_by_owner(batch, hashes, self._max_parallelism, len(self._subpartitions))
         for index, part in enumerate(parts):
             if part.num_rows:
-                self._add(index, part)
+                self._add(index, self._decoder.decoded(part))
 
     def _broadcast(self, batch: pa.RecordBatch) -> None:
         for index in range(len(self._subpartitions)):
@@ -451,7 +458,8 @@ class ResultPartition:
         limits = self._channel_limits[index]
         size = self._sizer.of(batch)
         most_bytes = limits.bytes * 2
-        if self.by_reference and limits.bytes == self._limits.bytes:  # the consumer has not requested smaller buffers
+        wants_smaller = limits.bytes != self._limits.bytes
+        if index in self.by_reference and not wants_smaller:
             most_bytes *= _BY_REFERENCE
         if batch.num_rows > 1 and (batch.num_rows > limits.rows * 2 or size > most_bytes):
             half = batch.num_rows // 2

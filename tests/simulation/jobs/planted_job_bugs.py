@@ -48,7 +48,7 @@ RARE = frozenset(
     {
         "barriers overtake on edges where they must stay in order",
         "recording is for the newest checkpoint only",
-        "an open snapshot goes on after its abort",
+        "an open snapshot continues after its abort",
         "an end of a channel is no sign for a checkpoint",
         "a file of an aborted checkpoint is referred to",
         "a producer is not woken when there is room again",
@@ -255,7 +255,7 @@ def _(self, checkpoint_id):
     self._discard(checkpoint_id)
 
 
-@bug("an open snapshot goes on after its abort", "FLINK-17869, mutant 19", SubtaskCheckpoints, "aborted")
+@bug("an open snapshot continues after its abort", "FLINK-17869, mutant 19", SubtaskCheckpoints, "aborted")
 def _(original, self, checkpoint_id):
     known = self._open.get(checkpoint_id)
     original(self, checkpoint_id)

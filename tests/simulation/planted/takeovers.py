@@ -82,11 +82,15 @@ def _():
 
 
 bug(
-    "the periodic trigger goes on until the job is cancelled", "147.7", JobCore, "_on_savepoint_before_cancel", seed=36
+    "the periodic trigger continues until the job is cancelled",
+    "147.7",
+    JobCore,
+    "_on_savepoint_before_cancel",
+    seed=36,
 )(lambda self, event: self._on_trigger_requested(event.trigger))
 
 
-@bug("users' checkpoints go on until the job is cancelled", "147.7", JobCore, "_on_trigger_requested", seed=36)
+@bug("users' checkpoints continue until the job is cancelled", "147.7", JobCore, "_on_trigger_requested", seed=36)
 def _(original, self, event):
     present, self._cancel_request = self._cancel_request, None
     try:

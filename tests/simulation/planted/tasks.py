@@ -51,7 +51,7 @@ def _(original, self, event, now):
 
 
 bug(
-    "the job goes on with tasks whose sources have stopped",
+    "the job continues with tasks whose sources have stopped",
     "6.3, FLINK-22367",
     JobMachine,
     "_on_savepoint_failed",
@@ -71,9 +71,9 @@ def _(self, now):
 _CHECK_ALL_GONE = JobMachine._check_all_gone
 
 
-bug("ticks do not go on when a stop came to nothing", "6.3", CheckpointCoordinator, "_on_periodic_started", seed=342)(
-    nothing
-)
+bug(
+    "ticks do not continue when a stop came to nothing", "6.3", CheckpointCoordinator, "_on_periodic_started", seed=342
+)(nothing)
 
 
 # --- restarts

@@ -332,12 +332,16 @@ def _(original, self, event, present, state):
     return outputs
 
 
-bug("a rescale goes on when its slots are lost", "203.14, slots first", JobCore, "_on_slots_not_reserved", seed=11)(
+bug("a rescale continues when its slots are lost", "203.14, slots first", JobCore, "_on_slots_not_reserved", seed=11)(
     nothing
 )
 
 bug(
-    "a rescale goes on when its job fails", "203.14, a fresh checkpoint first", PlanChange, "needs_running_job", seed=11
+    "a rescale continues when its job fails",
+    "203.14, a fresh checkpoint first",
+    PlanChange,
+    "needs_running_job",
+    seed=11,
 )(property(lambda self: False))
 
 
@@ -356,7 +360,7 @@ def _():
 
 @bug(
     "a rescale that is given up is in force all the same",
-    "203.14, the job goes on as it was",
+    "203.14, the job continues as it was",
     JobCore,
     "_give_up_change",
     seed=11,

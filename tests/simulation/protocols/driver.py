@@ -185,7 +185,7 @@ class Driver:
         return self.leads
 
     def start(self) -> None:
-        """Goes on with the job, or finishes cleaning up after it."""
+        """Continues the job, or finishes cleaning up after it."""
         self._renew()
         result = self.world.ha.result
         if result is None:

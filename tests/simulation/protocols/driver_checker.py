@@ -216,7 +216,7 @@ class DriverChecker:
             self.require(not waiting, f"{waiting} wait for {key}, which has ended")
         elif kind is on.Shutdown and event.fenced:  # type: ignore[union-attr]
             touched = [effect for effect in effects if type(effect) in _TOUCHING]
-            self.require(not touched, f"a driver that lost its lease goes on with {touched}")
+            self.require(not touched, f"a driver that lost its lease continues with {touched}")
 
     def _count_without_id(self, effects: list[out.Effect]) -> None:
         """Those of savepoints do not count."""
@@ -529,7 +529,7 @@ class DriverChecker:
         """The job machine has taken an event."""
         if type(event) is job_on.SavepointFailed and event.reached_tasks and before is JobState.STOPPING:
             goes_on = self._driver.machine.state is JobState.RUNNING
-            self.require(not goes_on, "the job goes on with tasks whose sources may have stopped")
+            self.require(not goes_on, "the job continues with tasks whose sources may have stopped")
 
     def told_of_the_end(self) -> None:
         """A user gets a report; if it says that the job has ended, no driver may run it again."""

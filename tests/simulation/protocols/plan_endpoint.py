@@ -336,9 +336,9 @@ class PlanEndpoint:
         self._require(kept or self._reserved is None, "slots stay reserved for a rescale that is over")
         if state is JobState.RUNNING and deployment is not None and not waits:
             runs = shape(deployment.graph)
-            self._require(runs == self.shape, f"{runs} goes on running, {self.shape} is in force")
+            self._require(runs == self.shape, f"{runs} continues to run, {self.shape} is in force")
             self._require(
-                self._deployed == self._needed, "a deployment goes on that was to end for another configuration"
+                self._deployed == self._needed, "a deployment continues that was to end for another configuration"
             )
 
     def _later(self, delay: int, call: Callable[..., None]) -> None:

@@ -158,6 +158,16 @@ program("complete", rows=([1, 2, 2], [3, None]))(
 )
 
 
+@program("append", schemas=LISTS, rows=LISTED)
+def fields_of_array_fields_and_changed_fields(rows: DataFrame) -> DataFrame:
+    made = F.transform("xs", lambda x: F.when(x > 10, F.struct(x.alias("x"), F.struct("k").alias("in"))))
+    nested = rows.select(F.struct("k", made.alias("ys"), F.struct("k").alias("in")).alias("s"))
+    changed = F.col("s").withField("in.w", F.size("s.ys")).withField("k", F.lit(0)).dropFields("ys", "in.k")
+    return nested.select(
+        "s.ys.x", F.col("s.ys.in.k").alias("ks"), F.col("s.ys")[0]["x"].alias("first"), changed.alias("c")
+    )
+
+
 @program("append", rows=([1, 2, 7], [3, None]))
 def subqueries_of_frames(rows: DataFrame) -> DataFrame:
     numbers = rows.sparkSession.range(1, 4)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,15 +10,7 @@ from documented import Committer, SqliteSink, Writer
 from pyspark.sql import SparkSession
 
 from ckpt_runtime.sinks import CommitOutcome, Transaction
-
-
-def killed(faults: str, step: str) -> None:
-    """Kills this process if the file is there; removes the file first, so that the next attempt gets further."""
-    try:
-        Path(faults, step).unlink()
-    except FileNotFoundError:
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
+from tests.support.killed_steps import killed
 
 
 class KilledWriter(Writer):  # type: ignore[misc]

@@ -55,6 +55,19 @@ def _field(call: Call) -> Callable[..., Value]:
     return run
 
 
+@strict("GetArrayStructFields")
+def _fields(call: Call) -> Callable[..., Value]:
+    """A field of the structs in an array, which is null where the struct is."""
+    position, kind = int(call.settings["ordinal"]), arrow_type(call.type)
+
+    def run(value: Value) -> Value:
+        array = broadcast(value, 1) if isinstance(value, pa.Scalar) else value
+        found = with_elements(array, struct_child(array.flatten(), position), kind)
+        return found[0] if isinstance(value, pa.Scalar) else found
+
+    return run
+
+
 @function("CreateArray")
 def _array(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     kind = arrow_type(call.type)

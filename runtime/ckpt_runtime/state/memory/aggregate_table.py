@@ -462,6 +462,10 @@ class FrozenAggregateTable:
             arrays += accumulator.to_arrow(shared | {name: next(taken) for name in names})
         return pa.Table.from_arrays(arrays, schema=self.table.stored_schema())
 
+    @property
+    def numbers(self) -> int | None:
+        return self.keys.size
+
     def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """The asynchronous part: sorts by key group and writes."""
         groups = key_groups_of(np.ascontiguousarray(self.keys.hashes()), max_parallelism)

@@ -4,10 +4,11 @@ The base is the latest checkpoint whose completion was notified. A snapshot refe
 duplicates them) and writes one new part with what has changed since: the changes of every snapshot in between, also of
 those that were aborted. Restores and storage stay within bounds, because parts are written again:
 
-* A part with no more keys than the new one is dropped, and its keys are added to the new one, whose rows are taken from
-  memory. So each part has more keys than the next, and there are few.
-* All is written, as one part, when the parts after the first would have more than half as many keys, or have as many
-  bytes. So storage holds at most about twice the state.
+* The latest eight parts are dropped when each has at most about as many keys as the new one. Their keys are added to
+  it, and its rows are taken from memory. So there are few parts, and a row is written a few times.
+* All is written, as one part, when too much of the parts is not needed any more, because newer ones have the same keys:
+  half as many keys as the state has, or as many bytes. So storage holds at most about twice the state. Rows that are
+  only added are never the reason for that.
 
 The subtask's thread takes snapshots and reports outcomes; other threads write.
 """
@@ -15,12 +16,14 @@ The subtask's thread takes snapshots and reports outcomes; other threads write.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from operator import is_
 from typing import Any, Protocol
 from uuid import uuid4
 
+import numpy as np
 from msgspec import Struct
 
 from ckpt_runtime.checkpoint.completed_checkpoint import HASHMAP, IncrementalKeyedStateHandle, KeyedHandle, StateFile
@@ -35,11 +38,16 @@ from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.state.stored_rows import StateWriter
 
 MOST_PARTS = 16
+_AT_ONCE = 8
 _MOST_SPANS = 8
 
 
 class Freezable(Protocol):
     """A state as of one moment."""
+
+    @property
+    def numbers(self) -> int | None:
+        """How many rows or slots have numbers, which changes consist of; None for a state whose changes are keys."""
 
     def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None: ...
 
@@ -60,7 +68,11 @@ class NamedState:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part in storage, which counts for ``key_groups``. ``changed`` is what it has, by state; None if unknown."""
+    """A part in storage, which counts for ``key_groups``.
+
+    ``changed`` is what it has, by state; None if unknown. No older part has ``new`` of its ``keys``. ``numbers`` are
+    those of the states when it was written.
+    """
 
     name: str
     key_groups: KeyGroupRange
@@ -69,6 +81,8 @@ class Part:
     bytes: int
     is_first: bool
     changed: Mapping[str, Changed | None] | None = None
+    new: int = 0
+    numbers: Mapping[str, int] = field(default_factory=dict)
 
 
 class _Span:
@@ -169,20 +183,39 @@ def _keys_in(changed: Mapping[str, Changed | None]) -> int:
     return sum(len(each) for each in changed.values() if each is not None)
 
 
+def _new_in(changed: Mapping[str, Changed | None], parts: Sequence[Part]) -> int:
+    """How many rows or slots have changed that none of the parts has, because they have got their numbers since."""
+    known = parts[-1].numbers if parts else {}
+    return sum(
+        len(each) - int(np.searchsorted(each, known[name]))
+        for name, each in changed.items()
+        if name in known and isinstance(each, np.ndarray)
+    )
+
+
+def _latest_to_merge(parts: Sequence[Part], keys: int) -> int:
+    """How many of the latest parts a new one with so many keys replaces."""
+    known = list(takewhile(lambda part: part.changed is not None, reversed(parts)))
+    small = len(list(takewhile(lambda part: part.keys <= 2 * keys, known)))
+    if small >= _AT_ONCE:
+        return small
+    return min(len(known), _AT_ONCE) if len(parts) >= MOST_PARTS else 0
+
+
 def bounded(
     parts: Sequence[Part], changed: Mapping[str, Changed | None]
 ) -> tuple[list[Part], Mapping[str, Changed | None]]:
     """The parts to keep, and what to write: no parts if everything has to be written."""
     kept = list(parts)
-    while kept and kept[-1].changed is not None:
-        if kept[-1].keys > _keys_in(changed) and len(kept) < MOST_PARTS:
-            break
-        changed = _joined([kept.pop().changed or {}, changed])
-    first = [part for part in kept if part.is_first]
+    while merged := _latest_to_merge(kept, _keys_in(changed)):
+        changed = _joined([*(part.changed or {} for part in kept[-merged:]), changed])
+        del kept[-merged:]
     later = [part for part in kept if not part.is_first]
-    keys = sum(part.keys for part in later) + _keys_in(changed)
-    too_many = 2 * keys > sum(part.keys for part in first)
-    too_large = sum(part.bytes for part in later) > sum(part.bytes for part in first)
+    keys = sum(part.keys for part in kept) + _keys_in(changed)
+    again = sum(part.keys - part.new for part in later) + _keys_in(changed) - _new_in(changed, kept)
+    bytes_again = sum(part.bytes * (1 - part.new / max(1, part.keys)) for part in later)
+    too_many = 3 * again > keys
+    too_large = 2 * bytes_again > sum(part.bytes for part in kept)
     return ([], {}) if too_many or too_large or len(kept) >= MOST_PARTS else (kept, changed)
 
 
@@ -203,7 +236,7 @@ class IncrementalSnapshot:
             return ()
         parts, changed = self._plan(files)
         if not parts or any(each is None or len(each) for name, each in changed.items() if name in self.states):
-            parts.append(self._written(files, changed, is_first=not parts))
+            parts.append(self._written(files, changed, parts))
         if not self.properties.is_savepoint:
             self.increments.stored(self.checkpoint_id, parts)
         listed = [[part.name, part.key_groups.first, part.key_groups.last] for part in parts]
@@ -226,7 +259,9 @@ class IncrementalSnapshot:
         parts = [replace(part, file=usable[part.name]) for part in parts if part.name in usable]
         return (parts, changed) if self.properties.is_savepoint else bounded(parts, changed)
 
-    def _written(self, files: SnapshotFiles, changed: Mapping[str, Changed | None], *, is_first: bool) -> Part:
+    def _written(self, files: SnapshotFiles, changed: Mapping[str, Changed | None], parts: Sequence[Part]) -> Part:
+        """The part that follows ``parts``."""
+        is_first = not parts
         with files.shared() as file:
             writer = PartWriter(file.stream)
             for name, state in self.states.items():
@@ -238,7 +273,9 @@ class IncrementalSnapshot:
             stored = file.finish()
         keys = writer.footer.keys + writer.footer.removed
         known = None if is_first else changed
-        return Part(uuid4().hex, self.key_groups, stored, keys, stored.length, is_first, known)
+        numbers = {name: each for name, state in self.states.items() if (each := state.frozen.numbers) is not None}
+        new = _new_in(changed, parts)
+        return Part(uuid4().hex, self.key_groups, stored, keys, stored.length, is_first, known, new, numbers)
 
     def release(self) -> None:
         for state in self.states.values():

@@ -194,6 +194,10 @@ class FrozenColumnTable:
         arrays.append(pa.repeat(pa.scalar(False), len(alive)))
         return pa.Table.from_arrays(arrays, schema=stored_schema(self.spec)), alive.astype(bool)
 
+    @property
+    def numbers(self) -> int | None:
+        return self.keys.size
+
     def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """The asynchronous part: leaves out removed rows, sorts by key group, writes."""
         rows, alive = self._taken()

@@ -311,6 +311,10 @@ class FrozenState:
         self._descriptor = state.descriptor()
         self._schema = state.stored_schema()
 
+    @property
+    def numbers(self) -> int | None:
+        return None
+
     def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """The asynchronous part: converts to columns in chunks, sorts by key group, writes."""
         batches = [

@@ -150,6 +150,10 @@ class UnclaimedState:
         """Returns the state itself, because blocks never change."""
         return self
 
+    @property
+    def numbers(self) -> int | None:
+        return None
+
     def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """Copies the rows into a new snapshot; there are none outside ``owned``."""
         writer.write_batches(self.name, self.descriptor, self.schema, self._by_group())

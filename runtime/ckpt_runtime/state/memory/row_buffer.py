@@ -46,8 +46,8 @@ from ckpt_runtime.state.stored_rows import ROW, StateWriter
 
 _MERGED_ROWS = 1 << 16
 _MERGED_BYTES = 1 << 28
-_SMALL_ROWS, _SMALL_BYTES = 1 << 13, 1 << 20
-"""A segment of fewer rows and bytes is merged with others of its size without being read."""
+_SMALL_ROWS, _SMALL_BYTES = 1 << 13, 1 << 18
+"""A segment of fewer rows and bytes is merged with others of its size without being read. A full buffer is larger."""
 _AT_ONCE = 8
 _READS_OF_COPY = 16
 """Reading from so many segments costs about as much as copying one of 1 MiB."""
@@ -418,6 +418,10 @@ class FrozenRows:
         self._spec = spec
         self._segments = segments
         self._flags = flags
+
+    @property
+    def numbers(self) -> int | None:
+        return len(self._flags)
 
     def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None:
         """The asynchronous part: leaves out removed rows, sorts by key group, writes."""

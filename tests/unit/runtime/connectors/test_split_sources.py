@@ -274,11 +274,11 @@ def test_source_says_how_many_rows_wait_if_it_knows(tmp_path: Path, monkeypatch:
     assert [reader.pending_rows for reader in rate.readers] == [0, 0]
 
 
-@pytest.mark.parametrize(("call_ms", "row_ms", "least", "most"), [(30, 0.0, 500, 8_192), (0, 1.0, 5, 20)])
+@pytest.mark.parametrize(("call_ms", "row_ms", "least", "most"), [(30, 0.0, 500, 32_768), (0, 1.0, 5, 20)])
 def test_batches_shrink_for_slow_rows_but_not_for_a_slow_call_of_later_operators(
     tmp_path: Path, call_ms: float, row_ms: float, least: int, most: int
 ) -> None:
-    """Text files come in batches of 8,192 rows at most, from which the reader takes its share."""
+    """Text files come in batches of 32,768 rows at most, from which the reader takes its share."""
     write(tmp_path, "text", "a", 0, 20_000)
     clock = Clock()
     job = Job("text", {"path": str(tmp_path)})

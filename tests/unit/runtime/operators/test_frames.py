@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql.conversion import ArrowBatchTransformer
+from pyspark.sql.streaming.state import GroupState
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import Row
+from pyspark.sql.types import Row, StructType
 
+from ckpt_runtime.frontend.function_mapping import GroupStateProcessor
 from ckpt_runtime.graph.specs import MOST_ROWS, ProcessSpec
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
@@ -127,6 +129,30 @@ def test_columns_have_the_types_that_rows_one_by_one_have(harness: type[Harness]
     wanted = [pd.DataFrame([rows[at] for at in group], columns=list(columns)) for group in ((0, 2), (1,), (3,))]
     for given, frame in zip(seen, wanted, strict=True):
         pd.testing.assert_frame_equal(given, frame)
+
+
+def test_timeout_stays_until_a_call_updates_or_removes_the_state(harness: type[Harness]) -> None:
+    def called(key: Any, frames: Iterator[Any], state: GroupState) -> Iterator[Any]:
+        rows = sum(map(len, frames))
+        if state.hasTimedOut:
+            state.remove()
+        elif not state.exists:
+            state.update((rows,))
+            state.setTimeoutTimestamp(20)
+        elif rows == 2:
+            state.update((rows,))
+        elif rows == 3:
+            state.remove()
+        yield pd.DataFrame({"k": [key[0]], "n": [-1 if state.hasTimedOut else rows]})
+
+    rows = batch("a", "b", "c")
+    state = StructType().add("n", "long")
+    processor = GroupStateProcessor(called, state, "EventTimeTimeout", rows.schema, ("k",), 2, watermark=True)
+    run = harness(StatefulProcessorOperator(ProcessSpec(("k",), processor, OUT, time_mode="EventTime", in_pandas=True)))
+    run.process(rows)
+    assert [row["n"] for row in run.process(batch("a", "b", "b", "c", "c", "c"))] == [1, 2, 3]
+    assert run.watermark(20) == [("watermark", 20)]
+    assert run.watermark(21) == [{"k": "a", "n": -1}, ("watermark", 21)]
 
 
 @pytest.mark.parametrize("in_pandas", [True, False])

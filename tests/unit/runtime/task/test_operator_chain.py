@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.expressions.dictionaries import BatchDecoder
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import Watermark
@@ -79,11 +80,25 @@ def test_dictionaries_stay_for_a_consumer_that_takes_them_and_are_decoded_for_th
     assert decoded.batches[0].schema.types == [pa.string()]
 
 
+def test_rows_with_dictionaries_go_to_the_owners_of_their_keys_as_plain_rows(kit: TaskKit) -> None:
+    nested = pa.StructArray.from_arrays([_dictionary(*"xyxxy", None)], ["n"])
+    columns = {"k": _dictionary("a", "b", None, "c", "a", "b"), "s": _dictionary("u", None, *"vuvw"), "c": nested}
+    batch = pa.record_batch(columns)
+    sent = []
+    for given in (batch, BatchDecoder().decoded(batch)):
+        outs = [kit.Sent() for _ in range(3)]
+        limits = BufferLimits(100, 1 << 20, 0)
+        ChainEnd([ResultPartition(Partitioning.HASH, ["k"], 16, outs, limits=limits, now_ms=lambda: 0.0)]).emit(given)
+        sent.append([pa.Table.from_batches(out.batches, schema=out.batches[0].schema) for out in outs if out.batches])
+    assert len(sent[0]) > 1
+    assert sent[0] == sent[1]
+
+
 def test_large_batches_are_cut_for_the_network_but_not_for_a_consumer_that_gets_them_by_reference(kit: TaskKit) -> None:
     batch = pa.record_batch({"s": ["x" * 100_000] * 60})  # 6 MB, 1 MiB in a buffer
     whole, cut, smaller = kit.Sent(), kit.Sent(), kit.Sent()
     partitions = [forward(out) for out in (whole, cut, smaller)]
-    partitions[0].by_reference = partitions[2].by_reference = True
+    partitions[0].by_reference = partitions[2].by_reference = frozenset({0})
     partitions[2].limit_bytes(0, 1 << 18)  # as the consumer asks, whose queue is too long
     ChainEnd(partitions).emit(batch)
     assert [sent.num_rows for sent in whole.batches] == [60]
