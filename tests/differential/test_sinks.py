@@ -304,16 +304,13 @@ def test_large_frames_are_read_again_and_written_to_several_places_as_in_spark_w
 ) -> None:
     (tmp_path / "in").mkdir()
     for number in range(3):
-        rows = {
-            "n": range(7 * number, 7 * number + 9_000),
-            "text": [f"the text of number {n % 300}" for n in range(9_000)],
-        }
+        texts = [f"the text of number {n % 300}" for n in range(100_000)]
+        rows = {"n": range(7 * number, 7 * number + 100_000), "text": texts}
         file = tmp_path / "in" / f"{number}.parquet"
         pq.write_table(pa.table(rows), file)
         os.utime(file, (1_000 + number, 1_000 + number))
     before = names_of_blocks(spark)
     theirs, ours = of_both(spark, cluster, tmp_path, "stored")
-    spark.conf.unset("spark.sql.session.localRelationCacheThreshold")
     for batch in range(3):
         assert (ours / f"{batch}.json").read_text() == (theirs / f"{batch}.json").read_text()
         for name in ("whole", "even"):

@@ -48,8 +48,6 @@ class Epochs:
 
 
 def pipeline(spark: SparkSession, source: str, rate: str, output: str, faults: str) -> None:
-    """Some of the frames are larger than what Spark Connect puts into a plan."""
-    spark.conf.set("spark.sql.session.localRelationCacheThreshold", 2_000)
     rows = spark.readStream.format("replay").schema(SCHEMA).option("rowsPerSecond", rate).load(source)
     doubled = rows.hint("uid", "rows").withColumn("twice", F.col("n") * 2)
     seen: list[int] = []
@@ -103,7 +101,6 @@ def combined(spark: SparkSession, source: str, output: str) -> StreamingQuery:
 def stored(spark: SparkSession, source: str, output: str) -> StreamingQuery:
     """The function reads its frame several times, keeps it in memory, and writes it to several places. The frames are
     larger than what Spark Connect puts into a plan, and a view of the first one remains for the calls that follow."""
-    spark.conf.set("spark.sql.session.localRelationCacheThreshold", 100_000)
     rows = spark.readStream.schema("n BIGINT, text STRING").option("maxFilesPerTrigger", 1).parquet(source)
 
     def write(batch: DataFrame, batch_id: int) -> None:
