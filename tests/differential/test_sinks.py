@@ -269,7 +269,6 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
     numbers_ = [row["n"] for file in (output / "epochs").iterdir() for row in json.loads(file.read_text())]
     assert sorted(numbers_) == list(range(4_000))
     assert is_empty(checkpoints / "staged")
-    assert views_of_frames(spark).isEmpty()
 
 
 def of_both(spark: SparkSession, cluster: MiniCluster, directory: Path, name: str) -> tuple[Path, Path]:
