@@ -214,6 +214,9 @@ def in_engine(
         configuration=configuration,
         parallelism=options.parallelism,
     )
+    # In two waits: each begins with short pauses, and what happens until the end of the second one is noticed is not
+    # measured.
+    cluster.wait_for_status(job, JobStatus.RUNNING, JobStatus.FINISHED)
     cluster.wait_until(lambda: _all_started(cluster, job), f"all subtasks of job {job} to run")
     if pace is not None:
         written = pace.begin.with_suffix(".part")

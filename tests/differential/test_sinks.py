@@ -183,7 +183,7 @@ def typed(directory: Path, count: int) -> str:
     return str(directory / "typed.parquet")
 
 
-def names_of_blocks(spark: SparkSession) -> list[str]:
+def names_of_blocks(spark: SparkSession) -> set[str]:
     """The blocks that Spark stores in memory or on disk. Fields are read one by one: the methods have shaded types."""
 
     def value(of: Any, class_name: str, field_name: str) -> Any:
@@ -193,9 +193,9 @@ def names_of_blocks(spark: SparkSession) -> list[str]:
 
     manager = value(spark._jsc.sc().env(), "SparkEnv", "blockManager")
     entries = value(manager, "storage.BlockManager", "blockInfoManager").entries()
-    names = []
+    names = set()
     while entries.hasNext():
-        names.append(entries.next()._1().name())
+        names.add(entries.next()._1().name())
     return names
 
 
@@ -272,22 +272,29 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
     assert views_of_frames(spark).isEmpty()
 
 
+def of_both(spark: SparkSession, cluster: MiniCluster, directory: Path, name: str) -> tuple[Path, Path]:
+    """Runs a program of ``batch_functions`` with the files in ``in``; returns the output of Spark and of the engine."""
+    theirs, ours = directory / "spark", directory / "engine"
+    for output in (theirs, ours):
+        output.mkdir()
+    getattr(batch_functions, name)(spark, str(directory / "in"), str(theirs)).awaitTermination()
+    job = cluster.submit(
+        PIPELINES / "batch_functions.py",
+        entry=f"batch_functions:{name}",
+        arguments=[str(directory / "in"), str(ours)],
+        configuration=fast(restart_strategy__type="none"),
+    )
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    return theirs, ours
+
+
 @pytest.mark.row("ends.1")
 def test_frames_and_views_of_the_program_meet_those_of_a_function_as_in_spark(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path
 ) -> None:
-    source, theirs, ours = (tmp_path / name for name in ("in", "spark", "engine"))
-    for directory in (source, theirs, ours):
-        directory.mkdir()
-    (source / "rows.json").write_text("".join(f'{{"n": {n}}}\n' for n in range(5)))
-    batch_functions.combined(spark, str(source), str(theirs)).awaitTermination()
-    job = cluster.submit(
-        PIPELINES / "batch_functions.py",
-        entry="batch_functions:combined",
-        arguments=[str(source), str(ours)],
-        configuration=fast(restart_strategy__type="none"),
-    )
-    cluster.wait_for_status(job, JobStatus.FINISHED)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "rows.json").write_text("".join(f'{{"n": {n}}}\n' for n in range(5)))
+    theirs, ours = of_both(spark, cluster, tmp_path, "combined")
     assert (ours / "0.json").read_text() == (theirs / "0.json").read_text()
 
 
@@ -295,25 +302,18 @@ def test_frames_and_views_of_the_program_meet_those_of_a_function_as_in_spark(
 def test_large_frames_are_read_again_and_written_to_several_places_as_in_spark_which_keeps_none_of_them(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path
 ) -> None:
-    source, theirs, ours = (tmp_path / name for name in ("in", "spark", "engine"))
-    for directory in (source, theirs, ours):
-        directory.mkdir()
-    for file in range(3):
+    (tmp_path / "in").mkdir()
+    for number in range(3):
         rows = {
-            "n": [7 * file + n for n in range(9_000)],
+            "n": range(7 * number, 7 * number + 9_000),
             "text": [f"the text of number {n % 300}" for n in range(9_000)],
         }
-        pq.write_table(pa.table(rows), source / f"{file}.parquet")
-        os.utime(source / f"{file}.parquet", (1_000 + file, 1_000 + file))
-    batch_functions.stored(spark, str(source), str(theirs)).awaitTermination()
+        file = tmp_path / "in" / f"{number}.parquet"
+        pq.write_table(pa.table(rows), file)
+        os.utime(file, (1_000 + number, 1_000 + number))
+    before = names_of_blocks(spark)
+    theirs, ours = of_both(spark, cluster, tmp_path, "stored")
     spark.conf.unset("spark.sql.session.localRelationCacheThreshold")
-    job = cluster.submit(
-        PIPELINES / "batch_functions.py",
-        entry="batch_functions:stored",
-        arguments=[str(source), str(ours)],
-        configuration=fast(restart_strategy__type="none"),
-    )
-    cluster.wait_for_status(job, JobStatus.FINISHED)
     for batch in range(3):
         assert (ours / f"{batch}.json").read_text() == (theirs / f"{batch}.json").read_text()
         for name in ("whole", "even"):
@@ -321,7 +321,8 @@ def test_large_frames_are_read_again_and_written_to_several_places_as_in_spark_w
             assert found.exceptAll(wanted).isEmpty()
             assert wanted.exceptAll(found).isEmpty()
     assert views_of_frames(spark).isEmpty()
-    assert [name for name in names_of_blocks(spark) if name.startswith(("cache_", "rdd_"))] == []
+    new = names_of_blocks(spark) - before
+    assert [name for name in new if name.startswith(("cache_", "rdd_"))] == []
 
 
 VALUES = pa.schema(

@@ -20,6 +20,7 @@ from ckpt_runtime.frontend import avro_functions, protobuf_functions
 from ckpt_runtime.frontend.python_functions import CapturedFunctions
 from ckpt_runtime.frontend.scripts import ScriptClock
 from ckpt_runtime.frontend.typed_plan import (
+    EMPTY_BATCHES,
     MOST_QUESTIONS,
     PLACEHOLDER_FILES,
     Analysis,
@@ -109,6 +110,11 @@ class Capture:
     _unanswered: list[str] = field(default_factory=list)
     _may_be_static: bool = False
     _reads_metadata: bool = False
+
+    @property
+    def has_empty_batches(self) -> bool:
+        """Whether batches of no data follow, as in Spark by default."""
+        return self.event_time.get(EMPTY_BATCHES, "true").lower() != "false"
 
     def analysis_of(self, request: AnalysisRequest, *, later: bool = False) -> Analysis:
         """Returns Spark's answer. Raises AnalysisNeeded if it is missing, and PlanError if it is an error.

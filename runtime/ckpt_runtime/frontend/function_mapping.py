@@ -9,6 +9,7 @@ expires when time has passed it, not when time has reached it; and the function 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -25,8 +26,10 @@ from ckpt_runtime.frontend.generators import generate_spec
 from ckpt_runtime.frontend.joins import TIMES, Side, all_of, conditions_of
 from ckpt_runtime.frontend.python_functions import CapturedFunctions, calls_python, functions_spec, separated
 from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_schema
+from ckpt_runtime.frontend.stateful import UniqueNames
 from ckpt_runtime.frontend.static_joins import static_join_spec
 from ckpt_runtime.frontend.static_tables import path_of
+from ckpt_runtime.frontend.struct_keys import leaves_of
 from ckpt_runtime.frontend.typed_plan import (
     Filter,
     Generate,
@@ -163,20 +166,15 @@ def stateful_spec(
     """Returns the operator. ``rows`` is the schema of the rows that the author's function receives, ``settings`` are
     options of Spark.
 
-    ``initial_state`` is the file of the initial state. Raises PlanError for keys that are nested, and for event time
+    ``initial_state`` is the file of the initial state. Raises PlanError for keys without a type, and for event time
     without a watermark.
     """
     keys = tuple(rows.names[at] for at in node.keys)
     for key in keys:
         if rows.names.count(key) > 1:
             raise PlanError("groupBy", f"there are several columns {key!r}: rename or drop all but the key")
-        kind = rows.field(key).type
-        if pa.types.is_nested(kind) or pa.types.is_null(kind):
-            raise PlanError(
-                "groupBy",
-                f"column {key!r} is of type {kind}, which cannot be a key of a function with state: group by values "
-                "with a type, such as the fields of a struct (window.start, window.end) or a text (to_json)",
-            )
+        if pa.types.is_null(rows.field(key).type):
+            raise PlanError("groupBy", f"column {key!r} has no type, so all of its values are null: cast it to a type")
     watermark = has_watermark(inputs)
     time_mode = _TIME_MODES[node.time]
     if time_mode == "EventTime" and not watermark:
@@ -201,6 +199,12 @@ def stateful_spec(
             )
         if initial_state is not None:
             raise PlanError("initialState", "an ArrowStatefulProcessor takes none: use a StatefulProcessor of rows")
+        if nested := [key for key in keys if pa.types.is_nested(rows.field(key).type)]:
+            raise PlanError(
+                "groupBy",
+                f"column {nested[0]!r} is of type {rows.field(nested[0]).type}, which cannot be a key of an "
+                "ArrowStatefulProcessor: group by the fields of a struct (window.start) or by a text (to_json)",
+            )
         check_arrow_processor(processor, pa.schema([rows.field(key) for key in keys]), rows, time_mode)
     return ProcessSpec(
         keys,
@@ -290,16 +294,41 @@ def add_functional(
             )
             return operators.apply(specs.MapInArrowSpec(function, schema, form), inputs[0], schema, node.plan_id)
         case StatefulFunction():
-            initial = None
+            rows, initial = arrow_schema(below), None
             if node.inputs[1:]:
                 table = nodes[node.inputs[1]]
                 assert isinstance(table, StaticTable)
-                check_initial_state(node, arrow_schema(below), table)
+                check_initial_state(node, rows, table)
                 operators.capture.tables.add(table.digest)
                 initial = path_of(operators.capture.directory, table.digest)
-            given = arrow_schema(below), schema, _settings(operators), initial
+            given = rows, schema, _settings(operators), initial
             spec = stateful_spec(node, operators.capture.called, inputs[0], *given)
+            spec = replace(spec, timers_wait=not operators.capture.has_empty_batches)
+            if any(pa.types.is_nested(rows.field(key).type) for key in spec.keys):
+                spec, flat = _with_nested_keys(spec, below)
+                wide = pa.schema([(name, arrow_type(tree.type)) for name, tree in flat])
+                prepared = operators.apply(specs.EvaluateSpec(flat, wide), inputs[0], wide, None)
+                return operators.apply(spec, _hashed(prepared, spec.keys), schema, node.plan_id)
             return operators.apply(spec, _hashed(inputs[0], spec.keys), schema, node.plan_id)
+
+
+def _with_nested_keys(
+    spec: ProcessSpec, columns: Sequence[TypedColumn]
+) -> tuple[ProcessSpec, tuple[tuple[str, Expression], ...]]:
+    """Returns the operator with keys of plain values, and its input: the columns, then the values of nested keys."""
+    names = [column.name for column in columns]
+    flat: list[tuple[str, Expression]] = [(name, Column(at, columns[at].type)) for at, name in enumerate(names)]
+    unique, keys, given = UniqueNames(names), [], []
+    for key in spec.keys:
+        own = flat[names.index(key)][1]
+        given.append((key, own.type))
+        if isinstance(own.type, dict):
+            leaves = [(unique.of(key + path), leaf) for path, leaf in leaves_of(own)]
+            flat += leaves
+            keys += [name for name, _ in leaves]
+        else:
+            keys.append(key)
+    return replace(spec, keys=tuple(keys), nested_keys=tuple(given)), tuple(flat)
 
 
 def add_filter(operators: QueryOperators, node: Filter, inputs: Inputs, schema: pa.Schema) -> Inputs:

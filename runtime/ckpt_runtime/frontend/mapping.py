@@ -26,7 +26,6 @@ from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_
 from ckpt_runtime.frontend.query_watermark import QueryWatermarks, only_event_time
 from ckpt_runtime.frontend.stateful import add_stateful, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
-    EMPTY_BATCHES,
     WATERMARK_POLICY,
     Aggregate,
     Analysis,
@@ -467,11 +466,10 @@ class QueryMapper:
                     )
                 if _has_watermark(node, nodes):
                     raise PlanError("withWatermark", "the stream has a watermark already; set it once, as in Spark")
-                setting = self._capture.event_time.get(EMPTY_BATCHES, "true")
                 policy = self._capture.event_time.get(WATERMARK_POLICY, "min")
                 spec = specs.WatermarkSpec(
                     *(column, node.delay_ms),
-                    keeps_last=setting.lower() == "false",
+                    keeps_last=not self._capture.has_empty_batches,
                     greatest=policy.lower() == "max",
                 )
                 return self._watermark(spec, inputs, schema, node.plan_id)

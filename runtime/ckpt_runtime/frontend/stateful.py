@@ -146,7 +146,7 @@ class _Grouping:
     def __init__(self, node: Aggregate, below: Project, names: Sequence[str]) -> None:
         self._node = node
         self._below = below
-        self._names = _UniqueNames()
+        self._names = UniqueNames()
         self._flat: list[tuple[str, Expression]] = []
         self._keys: list[str] = []
         self._leaf_names: list[str] = []
@@ -159,7 +159,7 @@ class _Grouping:
             self._keys.append("all")
             self._flat.append(("all", Literal("0", "integer")))
         arguments = sorted({at for aggregate in node.aggregates for at in self._arguments_of(aggregate)})
-        inputs = _UniqueNames([name for name, _ in self._flat])
+        inputs = UniqueNames([name for name, _ in self._flat])
         self._arguments = {at: inputs.of(self._argument_name(at, names)) for at in arguments}
         self._flat += [(self._arguments[at], Column(at, below.columns[at].type)) for at in arguments]
         self._schema = pa.schema([(name, arrow_type(expression.type)) for name, expression in self._flat])
@@ -228,7 +228,7 @@ class _Grouping:
         if any(pa.types.is_floating(self._schema.field(key).type) for key in self._keys):
             return None
         aggregates = []
-        names = _UniqueNames(self._keys)
+        names = UniqueNames(self._keys)
         for aggregate in node.aggregates:
             function = _RUNNING.get(aggregate.function)
             if function is None or len(aggregate.arguments) > 1 or aggregate.filtered or aggregate.mode != "ansi":
@@ -284,7 +284,7 @@ class _Grouping:
 
 def _deduplicate(operators: QueryOperators, node: Deduplicate, below: PlanNode, inputs: Inputs) -> Inputs:
     """Adds the keys as columns, passes the first row of each key, and removes the key columns."""
-    names = _UniqueNames()
+    names = UniqueNames()
     flat: list[tuple[str, Expression]] = [
         (names.of(f"column{at}"), Column(at, column.type)) for at, column in enumerate(below.columns)
     ]
@@ -320,7 +320,7 @@ def _has_no_order(kind: pa.DataType) -> bool:
     return bool(pa.types.is_null(kind) or pa.types.is_nested(kind))
 
 
-class _UniqueNames:
+class UniqueNames:
     """Names of columns in state. They describe the content, so adding or removing other columns does not change
     them."""
 

@@ -55,9 +55,8 @@ def read_stateful(reader: PlanNodes, name: str, plan: Any, inputs: tuple[int, ..
         rows = tuple(reader.expressions(items(row), input_) for row in items(plan.projections()))
         return reader.represent(Expand, plan, input_, rows=rows)
     if name == "Sort":
+        # That all rows are in order also holds within what sortWithinPartitions would order.
         orders = tuple(_order(reader, order, input_) for order in items(plan.order()))
-        if not getattr(plan, "global")():  # a keyword of Python
-            raise UnsupportedExpressionError("sortWithinPartitions", "call orderBy, which orders all rows")
         return reader.represent(Sort, plan, input_, orders=orders)
     if name == "GlobalLimit":
         [most] = reader.expressions([plan.limitExpr()], input_)

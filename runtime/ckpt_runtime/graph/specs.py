@@ -345,6 +345,10 @@ class ProcessSpec:
     and states of many keys. ``output_event_time`` is the event time column of its output, if it has one.
     ``initial_state`` is the file of a static table: a column for each of ``keys``, then the columns of its rows.
     ``settings`` are the options of Spark that decide the size of frames and the conversion of their columns.
+    ``nested_keys`` are the names and types of the keys as the processor gets them, if one of them is a struct, an array
+    or a map; ``keys`` then name the values that they are compared by. Those of nested ones are the last columns of the
+    input, which the processor does not get. ``timers_wait``: timers of the clock fire behind rows only, as in Spark
+    without batches of no data.
     """
 
     keys: tuple[str, ...]
@@ -358,6 +362,8 @@ class ProcessSpec:
     initial_state: str | None = None
     in_arrow: bool = False
     settings: Mapping[str, str] = field(default_factory=dict)
+    nested_keys: tuple[tuple[str, SparkType], ...] = ()
+    timers_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,24 +30,34 @@ _COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
 class FrameGroups(RowGroups):
     """Groups the rows of batches by key columns into frames of all columns, of at most ``most`` rows for each key."""
 
-    def __init__(self, keys: Sequence[str], most: int, zone: str = "UTC") -> None:
-        super().__init__(keys, zone)
+    def __init__(self, keys: Sequence[str], most: int, zone: str = "UTC", hidden: int = 0) -> None:
+        super().__init__(keys, zone, hidden)
         self._most = most
 
     def given(self, key: Key) -> Key:
         """Returns the key as user code gets it: with the scalars and missing values of pandas; times have no zone."""
-        import pandas as pd
         from pyspark.sql.conversion import ArrowBatchTransformer
 
-        def scalar(value: Any) -> Any:
-            return pd.Timestamp(value.replace(tzinfo=None)) if isinstance(value, dt.datetime) else value
-
-        scalars = tuple(map(scalar, super().given(key)))
+        scalars = tuple(map(_scalar, super().given(key)))
         if None not in scalars or self._schema is None:
             return scalars
         nulls = [pa.nulls(1, decoded_type(self._schema.field(name).type)) for name in self._keys]
         series = ArrowBatchTransformer.to_pandas(pa.RecordBatch.from_arrays(nulls, list(self._keys)), timezone="UTC")
         return tuple(each.iloc[0] if part is None else part for part, each in zip(scalars, series, strict=True))
+
+    def whole(self, keys: pa.RecordBatch) -> Iterator[Key]:
+        from pyspark.sql.conversion import ArrowBatchTransformer
+
+        arrays = pa.RecordBatch.from_arrays(self.in_zone(keys), keys.schema.names)
+        series = ArrowBatchTransformer.to_pandas(arrays, timezone=self._zone)
+        parts = []
+        for each, column in zip(series, arrays.columns, strict=True):
+            part = list(each)
+            if not pa.types.is_nested(column.type):
+                scalars = zip(column.to_pylist(), part, strict=True)
+                part = [missing if value is None else _scalar(value) for value, missing in scalars]
+            parts.append(part)
+        return zip(*parts, strict=True)
 
     def _grouped(
         self, ids: Iterable[Key], sizes: Iterable[int], batch: pa.RecordBatch
@@ -56,7 +66,7 @@ class FrameGroups(RowGroups):
         from pyspark.sql.conversion import ArrowBatchTransformer
 
         names, most = batch.schema.names, self._most
-        arrays = pa.RecordBatch.from_arrays([plain(column) for column in self._in_zone(batch)], names)
+        arrays = pa.RecordBatch.from_arrays([plain(column) for column in self.in_zone(batch)], names)
         series = ArrowBatchTransformer.to_pandas(arrays, timezone=self._zone)
         whole = pd.concat(series, axis=1)
         whole.columns = names
@@ -74,6 +84,12 @@ class FrameGroups(RowGroups):
             mine = list(islice(rows, size))
             pieces = [mine[start : start + most] for start in range(0, size, most)]
             yield key, [pd.DataFrame(piece, columns=names) for piece in pieces]
+
+
+def _scalar(value: Any) -> Any:
+    import pandas as pd
+
+    return pd.Timestamp(value.replace(tzinfo=None)) if isinstance(value, dt.datetime) else value
 
 
 def _uniform(whole: Any, arrays: pa.RecordBatch) -> Any:

@@ -35,20 +35,26 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
 
 
 class RowGroups:
-    """Groups the rows of batches by key columns. User code gets timestamps in a time zone, as Spark gives them."""
+    """Groups the rows of batches by key columns. User code gets timestamps in a time zone, as Spark gives them.
 
-    def __init__(self, keys: Sequence[str], zone: str = "UTC") -> None:
+    The last ``hidden`` columns of a batch are not part of its rows.
+    """
+
+    def __init__(self, keys: Sequence[str], zone: str = "UTC", hidden: int = 0) -> None:
         self._keys = tuple(keys)
         self._zone = zone
+        self._hidden = hidden
         self._schema: pa.Schema | None = None
         self._floating_key = False
         self._zoned: tuple[pa.Schema, list[pa.DataType]] | None = None
 
     def of(self, batch: pa.RecordBatch, prefetch: Callable[[Iterable[Key]], None]) -> Iterator[tuple[Key, list[Row]]]:
-        """Yields each key with its rows (all columns, in order), in order of first appearance of the keys. Passes all
-        keys to ``prefetch`` beforehand."""
+        """Yields each key with its rows (all columns that are not hidden, in order), in order of first appearance of
+        the keys. Passes all keys to ``prefetch`` beforehand."""
         ids, numbers = self._numbered(batch)
         prefetch(ids)
+        if self._hidden:
+            batch = batch.select(range(batch.num_columns - self._hidden))
         if len(ids) == len(numbers):
             return self._grouped(ids, repeat(1), batch)
         batch, sizes = adjacent(batch, numbers, len(ids))
@@ -62,6 +68,10 @@ class RowGroups:
         batch, sizes = adjacent(batch, numbers, len(ids))
         ends: list[int] = np.cumsum(sizes).tolist()
         return batch, ends
+
+    def whole(self, keys: pa.RecordBatch) -> Iterator[Key]:
+        """Yields nested keys as user code gets them."""
+        return zip(*map(values.from_arrow, self.in_zone(keys)), strict=True)
 
     def beside(self, keys: pa.RecordBatch, rows: pa.RecordBatch) -> Iterator[tuple[Key, list[Any]]]:
         """Yields as :meth:`of`, for rows whose keys are the columns of another batch."""
@@ -92,7 +102,7 @@ class RowGroups:
         zone = pa.lib.string_to_tzinfo(self._zone)
         return tuple(part.astimezone(zone) if getattr(part, "tzinfo", None) is not None else part for part in key)
 
-    def _in_zone(self, batch: pa.RecordBatch) -> list[pa.Array]:
+    def in_zone(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """The columns of a batch, with their timestamps in the time zone; nested ones too."""
         if self._zone == "UTC":
             return list(batch.columns)
@@ -107,7 +117,7 @@ class RowGroups:
         self, ids: Iterable[Key], sizes: Iterable[int], batch: pa.RecordBatch
     ) -> Iterator[tuple[Key, list[Any]]]:
         """Yields each key with its rows, which are adjacent in the batch: as many as ``sizes`` says."""
-        cells = zip(*map(values.from_arrow, self._in_zone(batch)), strict=True)
+        cells = zip(*map(values.from_arrow, self.in_zone(batch)), strict=True)
         rows = map(partial(tuple.__new__, row_class(tuple(batch.schema.names))), cells)
         for key, size in zip(ids, sizes, strict=False):
             yield key, [next(rows)] if size == 1 else list(islice(rows, size))

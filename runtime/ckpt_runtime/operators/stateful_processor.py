@@ -13,7 +13,7 @@ Rows that wait for the trigger are keyed state: part of every checkpoint, and re
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from ckpt_runtime.graph.specs import ZONE_OPTION, ProcessSpec, most_rows
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
+from ckpt_runtime.operators.nested_keys import NestedKeys, without_zones
 from ckpt_runtime.operators.operator import (
     MAX_WATERMARK,
     UNNUMBERED,
@@ -123,17 +124,19 @@ class StatefulProcessorOperator(Operator):
         self._cursor = KeyCursor()
         self._handle: HostedHandle | None = None
         self._zone = spec.settings.get(ZONE_OPTION, "UTC")
+        self._nested = NestedKeys(spec.nested_keys) if spec.nested_keys else None
+        self._whole: Mapping[Key, Key] = {}
         self._groups = self._new_groups()
         # A frame holds many rows, so it is taken apart at once.
         self._most_pending = 1 if spec.in_pandas else PENDING_ROWS
-        self._key_class = row_class(spec.keys)
+        self._key_class = row_class(spec.keys if self._nested is None else self._nested.names)
         self._pending: list[Any] = []
         self._watermark = 0
         self._watermark_to_keep = 0
         eventtime = self._time_mode == "eventtime"
         self._late_rows = LateRows(spec.event_time_column) if eventtime and spec.event_time_column else None
         self._opened_user_code = False
-        self._now = 0
+        self._now = self._now_of_rows = 0
         self._trigger = ProcessorTrigger.BUFFER
         self._interval_ms = 0
         self._gathered: GatheredRows | None = None
@@ -202,25 +205,39 @@ class StatefulProcessorOperator(Operator):
 
     def _new_groups(self) -> RowGroups:
         spec = self._spec
+        hidden = 0 if self._nested is None else self._nested.hidden
         if spec.in_pandas:
-            return FrameGroups(spec.keys, most_rows(spec.settings), self._zone)
-        return RowGroups(spec.keys, self._zone)
+            return FrameGroups(spec.keys, most_rows(spec.settings), self._zone, hidden)
+        return RowGroups(spec.keys, self._zone, hidden)
+
+    def _prefetch(self, keys: Iterable[Key]) -> None:
+        """Prepares for calls with rows of these keys: their state, and the nested ones as user code gets them."""
+        self._backend.prefetch(keys)
+        if self._nested is not None:
+            self._whole = dict(zip(keys, self._groups.whole(self._nested.whole(keys)), strict=True))
+
+    def _nested_key(self, key: Key) -> Key:
+        return self._whole[key]
 
     def _take_initial_state(self, path: str) -> None:
         """Calls ``handleInitialState`` with the rows of the keys that this subtask owns, before there is a checkpoint.
 
         An attempt that ends before its first checkpoint loses its state, and the next one takes the rows again.
         """
-        width = len(self._spec.keys)
+        width = len(self._spec.nested_keys or self._spec.keys)
         for batch in read_table(path).combine_chunks().to_batches():
-            keys = pa.RecordBatch.from_arrays(batch.columns[:width], list(self._spec.keys))
+            columns = batch.columns[:width]
+            if self._nested is not None:
+                columns = self._nested.flat(columns, batch.num_rows)
+            keys = pa.RecordBatch.from_arrays(columns, list(self._spec.keys))
             groups = key_groups_of(hash_columns(keys, self._spec.keys), self._backend.max_parallelism)
             own = pa.array((groups >= self._backend.key_groups.first) & (groups <= self._backend.key_groups.last))
             rows = batch.select(list(range(width, batch.num_columns)))
             by_key = self._new_groups()
+            given_of = by_key.given if self._nested is None else self._nested_key
             for key, its_rows in by_key.beside(keys.filter(own), rows.filter(own)):
-                self._backend.prefetch([key])
-                given = by_key.given(key)
+                self._prefetch([key])
+                given = given_of(key)
                 with self._user_code("handleInitialState", key):
                     self._cursor.key = key
                     for row in its_rows:
@@ -321,12 +338,14 @@ class StatefulProcessorOperator(Operator):
             self.context.set_timer(self._due_ms)
 
     def _handle_rows(self, batch: pa.RecordBatch, timer_values: TimerValues) -> None:
-        cursor, pending, given = self._cursor, self._pending, self._groups.given
+        self._now_of_rows = self._now
+        cursor, pending = self._cursor, self._pending
+        given = self._groups.given if self._nested is None else self._nested_key
         handle_input_rows: Callable[..., Any] = self._processor.handleInputRows
         key: Key | None = None
         try:
             with running(self._task):
-                for key, rows in self._groups.of(batch, self._backend.prefetch):
+                for key, rows in self._groups.of(batch, self._prefetch):
                     cursor.key = key
                     result = handle_input_rows(given(key), iter(rows), timer_values)
                     try:
@@ -420,11 +439,19 @@ class StatefulProcessorOperator(Operator):
         timers = self._handle.timers if self._handle is not None else None
         if timers is None:
             return
-        until = self._now if self._time_mode == "processingtime" else self._watermark
+        if self._time_mode == "processingtime":
+            until = self._now_of_rows if self._spec.timers_wait else self._now
+        else:
+            until = self._watermark
         timer_values = self._timer_values()
         callbacks = 0
         while callbacks < MOST_CALLBACKS and (due := timers.due(min(until, MAX_WATERMARK - 1))):
-            self._backend.prefetch(dict.fromkeys(key for _, key in due))
+            keys = dict.fromkeys(key for _, key in due)
+            self._backend.prefetch(keys)
+            if self._nested is not None:
+                whole = self._nested.whole(keys)
+                columns = self._groups.in_zone(whole) if self._spec.in_pandas else whole.columns
+                self._whole = dict(zip(keys, without_zones(columns), strict=True))
             for time, key in due:
                 self._fire_one(time, key, timer_values)
                 timers.delete(key, time)
@@ -435,7 +462,11 @@ class StatefulProcessorOperator(Operator):
 
     def _fire_one(self, time: int, key: Key, timer_values: TimerValues) -> None:
         self._cursor.key = key
-        key_row = tuple.__new__(self._key_class, key if self._zoned_keys is None else self._without_zones(key))
+        if self._nested is not None:
+            parts = self._whole[key]
+        else:
+            parts = key if self._zoned_keys is None else self._without_zones(key)
+        key_row = tuple.__new__(self._key_class, parts)
         with self._user_code("handleExpiredTimer", key):
             result: Any = self._processor.handleExpiredTimer(
                 key=key_row, timerValues=timer_values, expiredTimerInfo=ExpiredTimerInfo(time)
@@ -456,16 +487,16 @@ class StatefulProcessorOperator(Operator):
             for part, zoned in zip(key, self._zoned_keys, strict=True)
         )
 
-    def _ask_for_next_timer(self, event_time: int = -1) -> None:
-        """Asks for a call at the next processing-time timer, or at once if one up to ``event_time`` had to wait."""
+    def _ask_for_next_timer(self, until: int = -1) -> None:
+        """Asks for a call at the next processing-time timer, or at once if one up to the time ``until`` had to wait."""
         if self._handle is None or self._handle.timers is None:
             return
         time = self._handle.timers.next_time()
         if time is None:
             return
-        if self._time_mode == "processingtime":
+        if self._time_mode == "processingtime" and not self._spec.timers_wait:
             self.context.set_timer(time)
-        elif time <= event_time:
+        elif time <= until:
             self.context.set_timer(self._now)
 
     def _flush(self) -> None:

@@ -53,6 +53,7 @@ program("complete", rows=COUNTED)(
     ),
     complete_mode_without_an_aggregation=lambda rows: rows.select("v"),
     limit_behind_an_aggregation=lambda rows: rows.groupBy("v").count().orderBy("v").limit(2).select("count"),
+    order_within_partitions_behind_an_aggregation=lambda rows: rows.groupBy("v").count().sortWithinPartitions("count"),
     offset_behind_an_aggregation=lambda rows: rows.groupBy("v").count().orderBy("v").offset(1),
 )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import unittest
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, GroupedData, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.streaming.state import GroupState
@@ -124,6 +125,95 @@ class Started(Counts):
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         self.state.update((initialState.n,))
+
+
+class StartedWithTimers(Started):
+    """The same; a timer of each key of the initial state is over with the first rows."""
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        super().handleInitialState(key, initialState, timerValues)
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() - 1)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(k=f"timer of {key[0]}", n=self.number())
+
+
+class SaidKeys(Processor):
+    """Says its key in each call, and when the timer of the key fires, ten seconds behind its last row."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        values = self.values(rows)
+        self.state.update((self.number() + len(values),))
+        self.handle.registerTimer(1000 * (max(values) + 10))
+        yield self.said(tuple(key), self.number())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        yield self.said(key, -self.number())
+
+    def values(self, rows: Iterator[Any]) -> list[int]:
+        return [row.v for row in rows]
+
+    def said(self, key: Any, n: int) -> Any:
+        return Row(k=repr(key), n=n)
+
+
+class SaidKeysOfFrames(SaidKeys):
+    """The same with frames."""
+
+    def values(self, rows: Iterator[Any]) -> list[int]:
+        return [int(v) for frame in rows for v in frame["v"]]
+
+    def said(self, key: Any, n: int) -> Any:
+        return pd.DataFrame({"k": [repr(key)], "n": [n]})
+
+
+class Address(NamedTuple):
+    road: int
+    city: str
+
+
+class Composite(Processor, unittest.TestCase):
+    """Keeps tuples, dicts and lists of them in states of structs, and emits dicts for structs.
+
+    A processor that asserts may be a test case, too.
+    """
+
+    emitted = "k STRING, n LONG, last STRUCT<at: INT, city: STRING>"
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.value = handle.getValueState("value", "ids ARRAY<INT>, homes ARRAY<STRUCT<road: INT, city: STRING>>")
+        self.map = handle.getMapState("map", "k STRING, n INT", "tags ARRAY<ARRAY<STRING>>, by MAP<STRING, INT>")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        ids, homes = self.value.get() or ([], [])
+        values = [row.v for row in rows]
+        known = [Address(home["road"], home["city"]) if isinstance(home, dict) else Address(*home) for home in homes]
+        self.value.update(([*ids, *values], [*known, Address(values[0], f"{key[0]}{len(ids)}")]))
+        place = (key[0], len(ids) % 2)
+        old = self.map.getValue(place) if self.map.containsKey(place) else None
+        self.map.updateValue(place, ([["a", None], []], {**(old[1] if old else {}), str(values[0]): len(values)}))
+        tags, by = self.map.getValue(place)
+        assert [list(each) for each in tags] == [["a", None], []]
+        ids, homes = self.value.get()
+        last = {"at": homes[-1][0], "city": homes[-1][1]}
+        yield Row(k=key[0], n=1000 * sum(by.values()) + 100 * len(ids) + sum(ids), last=last)
+
+
+class FiringBehindRows(Processor):
+    """Counts until a timer of the clock, which is due at once, starts the count again; says how many timers there are.
+
+    The timer of a call fires behind the next one, and both are there then.
+    """
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self.state.update((self.number() + sum(1 for _ in rows),))
+        if key[0] == "a":
+            self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1)
+        yield Row(k=key[0], n=self.number())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        self.state.clear()
+        yield Row(k=key[0], n=-len(list(self.handle.listTimers())))
 
 
 class Deleting(Processor):
@@ -292,6 +382,12 @@ program("update", keys="k", schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=
     )
 )
 
+program("append", schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=ROWS)(
+    processor_with_timers_of_the_clock_that_fire_behind_rows=lambda rows: rows.groupBy("k").transformWithState(
+        FiringBehindRows(), COUNTED, "Append", "ProcessingTime"
+    )
+)
+
 program(
     "append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS, differs="The engine refuses it: the timers would never fire."
 )(
@@ -307,16 +403,68 @@ def processor_with_an_initial_state(rows: DataFrame) -> DataFrame:
     return rows.groupBy("k").transformWithState(Started(), COUNTED, "Update", "None", before)
 
 
+@program("append", schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=ROWS)
+def processor_with_an_initial_state_that_sets_timers(rows: DataFrame) -> DataFrame:
+    before = rows.sparkSession.createDataFrame([("a", 10), ("z", 5)], "k STRING, n LONG").groupBy("k")
+    return rows.groupBy("k").transformWithState(StartedWithTimers(), COUNTED, "Append", "ProcessingTime", before)
+
+
+program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)(
+    processor_of_composite_states=lambda rows: rows.groupBy("k").transformWithState(
+        Composite(), Composite.emitted, "Append", "None"
+    )
+)
+
+
 @program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
 def processor_with_an_initial_state_of_more_keys(rows: DataFrame) -> DataFrame:
     before = rows.sparkSession.createDataFrame([("a", 10)], "k STRING, n LONG").groupBy("k", "n")
     return rows.groupBy("k").transformWithState(Started(), COUNTED, "Update", "None", before)
 
 
-@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS, differs="The engine refuses keys that are structs.")
-def processor_of_struct_keys(rows: DataFrame) -> DataFrame:
-    keyed = rows.withColumn("k", F.struct(F.col("k").alias("of")))
-    return keyed.groupBy("k").transformWithState(RowsOfACall(), "k STRUCT<of: STRING>, n LONG", "Append", "None")
+NESTED = ([("a", 1), ("b", 2), ("a", 3), (None, 3)], [("a", 4), ("c", 5)], [("b", 6), (None, 7), ("a", 40)])
+STRUCT = "struct(k AS of, timestamp_seconds(length(k)) AS at, struct(2.5D AS f) AS within)"
+
+
+def nested(rows: DataFrame) -> GroupedData:
+    """Groups by structs in structs and a text: some fields are null, and some structs."""
+    stamped = timed(rows, "1 second").withColumn("s", F.when(F.col("v") != 7, F.expr(STRUCT)))
+    return stamped.withColumn("l", F.coalesce("k", F.lit("none"))).groupBy("s", "l")
+
+
+program("append", schemas=PAIRS, settings=ROCKSDB, rows=NESTED)(
+    processor_of_structs_as_keys=lambda rows: nested(rows).transformWithState(
+        SaidKeys(), COUNTED, "Append", "EventTime"
+    ),
+    processor_of_frames_with_structs_as_keys=lambda rows: nested(rows).transformWithStateInPandas(
+        SaidKeysOfFrames(), COUNTED, "Append", "EventTime"
+    ),
+    function_of_frames_with_structs_as_keys=lambda rows: nested(rows).applyInPandasWithState(
+        said, COUNTED, "n LONG", "append", "EventTimeTimeout"
+    ),
+    processor_of_windows_as_keys=lambda rows: (
+        timed(rows, "1 second")
+        .withColumn("w", F.window("t", "4 seconds"))
+        .drop("t")
+        .groupBy("w")
+        .transformWithState(SaidKeys(), COUNTED, "Append", "EventTime")
+    ),
+    function_of_frames_with_arrays_as_keys=lambda rows: (
+        timed(rows, "1 second")
+        .withColumn("ks", F.array(F.expr(STRUCT)))
+        .groupBy("ks")
+        .applyInPandasWithState(said, COUNTED, "n LONG", "append", "EventTimeTimeout")
+    ),
+)
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_of_structs_as_keys_with_an_initial_state(rows: DataFrame) -> DataFrame:
+    keyed = F.struct(F.col("k").alias("of")).alias("k")
+    before = rows.sparkSession.createDataFrame([("a", 10), ("z", 5)], "k STRING, n LONG").select(keyed, "n")
+    return rows.select(keyed, "v").groupBy("k").transformWithState(
+        Started(), "k STRUCT<of: STRING>, n LONG", "Append", "None", before.groupBy("k")
+    )  # fmt: skip
 
 
 program("complete", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)(
@@ -456,6 +604,19 @@ def ending(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupSta
     values = [value for frame in frames for value in frame["v"]]
     state.update(((state.get[0] if state.exists else 0) + len(values),))
     state.setTimeoutTimestamp(1000 * (max(values) + 10))
+
+
+def said(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    """Says its key, with the number of its rows so far, below zero when its timeout is over."""
+    [n] = state.get if state.exists else (0,)
+    if state.hasTimedOut:
+        state.remove()
+        yield pd.DataFrame({"k": [repr(key)], "n": [-n]})
+        return
+    values = [int(value) for frame in frames for value in frame["v"]]
+    state.update((n + len(values),))
+    state.setTimeoutTimestamp(1000 * (max(values) + 10))
+    yield pd.DataFrame({"k": [repr(key)], "n": [n + len(values)]})
 
 
 program("update", keys="k", schemas=PAIRS, rows=ROWS)(

@@ -24,14 +24,16 @@ def processor(**attributes: Any) -> ArrowStatefulProcessor:
     return made
 
 
-def planned(declared: ArrowStatefulProcessor, kind: str = "rows", initial_state: str | None = None) -> Any:
+def planned(
+    declared: ArrowStatefulProcessor, kind: str = "rows", initial_state: str | None = None, rows: pa.Schema = ROWS
+) -> Any:
     node = StatefulFunction(
         columns=(TypedColumn("k", "string"),), plan_id=1, inputs=(0,), kind=kind, keys=(0,), function=7,
         output_mode="Update", time="NoTime",
     )  # fmt: skip
     bound = SimpleNamespace(__self__=SimpleNamespace(_stateful_processor=declared))
     functions: Any = SimpleNamespace(of_number={7: bound}.__getitem__)
-    return stateful_spec(node, functions, (), ROWS, OUT, {}, initial_state)
+    return stateful_spec(node, functions, (), rows, OUT, {}, initial_state)
 
 
 def test_a_processor_in_arrow_gets_the_operator_of_its_own() -> None:
@@ -58,8 +60,11 @@ def test_schemas_that_do_not_fit_the_stream_are_refused(attributes: dict[str, st
         planned(processor(**attributes))
 
 
-def test_frames_and_an_initial_state_are_refused() -> None:
+def test_frames_nested_keys_and_an_initial_state_are_refused() -> None:
     with pytest.raises(PlanError, match="gets tables of Arrow: use transformWithState"):
         planned(processor(), kind="pandas")
     with pytest.raises(PlanError, match="initialState"):
         planned(processor(), initial_state="file")
+    nested = pa.schema([("k", pa.struct([("of", pa.string())])), ("v", pa.int64())])
+    with pytest.raises(PlanError, match="'k' is of type struct<of: string>, which cannot be a key of an Arrow"):
+        planned(processor(), rows=nested)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import gc
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -14,6 +17,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.tws_tester import TwsTester
 
+from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.operators.errors import (
     OutputSchemaError,
@@ -22,11 +26,13 @@ from ckpt_runtime.operators.errors import (
     ProcessorValueError,
     UserFunctionError,
 )
+from ckpt_runtime.operators.nested_keys import NestedKeys
 from ckpt_runtime.operators.operator import MAX_WATERMARK, UNNUMBERED
 from ckpt_runtime.operators.rows import row_class
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from tests.unit.runtime.operators.conftest import Harness
 
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 OUT = pa.schema([("k", pa.string()), ("what", pa.string()), ("n", pa.int64())])
 
 
@@ -360,6 +366,71 @@ def test_restored_processing_timers_ask_for_the_clock_at_open(harness: type[Harn
     assert restored.timer == 10
     assert [r["n"] for r in restored.advance(12)] == [10]
     assert restored.timer == 20
+
+
+def test_timers_that_wait_fire_behind_rows_only_also_after_a_restore(harness: type[Harness]) -> None:
+    class Due(Everything):
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+            self.value.update((0, ""))
+            self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 1)
+            yield row(key, "rows", len(list(rows)))
+
+    spec = replace(operator(Due(), "ProcessingTime")._spec, timers_wait=True)
+    run = harness(StatefulProcessorOperator(spec))
+    assert [r["what"] for r in run.process(batch(("x", 1, "a")))] == ["rows"]
+    assert run.advance(1_000) == run.watermark(5_000)[:-1] == []
+    restored = harness(StatefulProcessorOperator(spec), run.snapshot(), run.lists())
+    restored.now = 2_000
+    assert restored.advance(2_000) == []
+    fired = restored.process(batch(("y", 1, "a")))
+    assert [(r["k"], r["what"], r["n"]) for r in fired if r["what"] != "sum"] == [
+        ("y", "rows", 1), ("x", "fired", 1), ("x", "left", 1),
+    ]  # fmt: skip
+
+
+STRUCT: dict[str, Any] = {
+    "type": "struct",
+    "fields": [
+        {"name": "of", "type": "string", "nullable": True, "metadata": {}},
+        {"name": "at", "type": "timestamp", "nullable": True, "metadata": {}},
+    ],
+}
+ARRAY: dict[str, Any] = {"type": "array", "elementType": STRUCT, "containsNull": True}
+
+
+def test_keys_of_structs_and_arrays_are_given_with_rows_and_to_timers(harness: type[Harness], tmp_path: Path) -> None:
+    class Keys(Simple):
+        def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+            self.handle.registerTimer(10)
+            yield row((repr(key),), str([r.asDict() for r in rows]), None)
+
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+            yield row((repr(key),), "fired", None)
+
+        def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
+            assert (key, initialState) == (({"of": "x", "at": NOON}, [None]), Row(n=1))
+            self.handle.registerTimer(5)
+
+    types = [arrow_type(STRUCT), arrow_type(ARRAY)]
+    columns = [[{"of": "x", "at": NOON}, None], [[None], None]]
+    keys = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+    before = pa.table({"s": keys[0][:1], "a": keys[1][:1], "n": [1]})
+    with pa.ipc.new_file(str(tmp_path / "before"), before.schema) as writer:
+        writer.write_table(before)
+    spec = replace(
+        operator(Keys(), "EventTime")._spec, keys=("s is null", "s.of", "s.at", "a.text"),
+        nested_keys=(("s", STRUCT), ("a", ARRAY)), initial_state=str(tmp_path / "before"),
+    )  # fmt: skip
+    flat = NestedKeys(spec.nested_keys).flat(keys, 2)
+    rows = pa.RecordBatch.from_arrays([pa.array([1, 2]), *flat], ["n", *spec.keys])
+    run = harness(StatefulProcessorOperator(spec, rows.schema))
+    zoned, plain = repr(NOON.astimezone(ZoneInfo("UTC"))), repr(NOON.replace(tzinfo=None))
+    assert [(r["k"], r["what"]) for r in run.process(rows)] == [
+        (f"({{'of': 'x', 'at': {zoned}}}, [None])", "[{'n': 1}]"), ("(None, None)", "[{'n': 2}]"),
+    ]  # fmt: skip
+    fired = [r["k"] for r in run.watermark(10)[:-1]]
+    timed = f"Row(s=Row(of='x', at={plain}), a=[None])"
+    assert fired == [timed, timed, "Row(s=None, a=None)"]
 
 
 def test_nanoseconds_are_refused_by_name(harness: type[Harness]) -> None:
