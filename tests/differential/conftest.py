@@ -30,7 +30,6 @@ _ROOT = Path(__file__).parents[2]
 _UNPACKED = "import sys\nsys.path[:] = [path for path in sys.path if not path.endswith('pyspark.zip')]\n"
 """Spark's workers take PySpark from where it is installed: compiling it out of its archive takes most of their start,
 which may last ten seconds."""
-_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 @pytest.fixture(scope="session")
@@ -68,10 +67,9 @@ def spark(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Itera
         # To compile a class for each query takes longer than the class saves on a few hundred rows.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        # Hadoop starts two processes when Spark's default file manager renames a file, and one for each file, checksums
-        # included, to set its rights: a file of a checkpoint would take 17 ms of processor time instead of 7.
+        # Each file of a checkpoint is a process that changes its rights, and so is each file of its checksum.
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-        "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
+        "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     }.items():
         builder = builder.config(key, value)
     with pytest.MonkeyPatch.context() as patch:
