@@ -121,6 +121,16 @@ def slow_run(cluster: MiniCluster, directory: Path, name: str, continues: str = 
     return run
 
 
+def test_the_time_of_a_stream_is_that_of_all_subtasks_which_read_its_files(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    """The latest rows of the two streams are in different subtasks."""
+    sources_in_step.write_batches(tmp_path, batches={"left": 6, "right": 12}, rows=100, files=2)
+    run = Run(cluster, tmp_path, sources_in_step.UNEVEN)
+    run.submit(parallelism=2, unaligned=False, execution__checkpointing__interval="1 h")
+    run.is_spark(spark)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("unaligned", [True, False])
 @pytest.mark.parametrize("name", NAMES)

@@ -85,7 +85,10 @@ def _title(node: LogicalNode) -> str:
 
 
 def _partitioning(edge: LogicalInput, own: int, default: int) -> str:
-    """How rows are spread over subtasks; as in the compiled job, a change of the parallelism spreads them evenly."""
+    """How rows are spread over subtasks; as in the compiled job, a change of the parallelism spreads them evenly.
+
+    The compiled job also spreads rows evenly where streams with batches meet.
+    """
     if edge.partitioning is Partitioning.FORWARD and (edge.node.parallelism or default) != own:
         return Partitioning.REBALANCE.value
     return f"{edge.partitioning.value}{' by ' if edge.keys else ''}{', '.join(edge.keys)}"

@@ -468,7 +468,16 @@ def _keep_batches_in_step(operators: list[_Operator]) -> None:
                 edge.source.in_step or edge.partitioning is not Partitioning.FORWARD for edge in operator.inputs
             )
             waiting |= batches[uid] if operator.in_step else frozenset()
-            meeting |= batches[uid] if len(above) > 1 else frozenset()
+            if len(above) > 1:
+                meeting |= batches[uid]
+                # Each subtask needs the times of all subtasks of a stream: the batches of two streams may have their
+                # last rows in different ones, and none of these knows the times of both.
+                operator.inputs = [
+                    replace(edge, partitioning=Partitioning.REBALANCE)
+                    if edge.partitioning is Partitioning.FORWARD
+                    else edge
+                    for edge in operator.inputs
+                ]
     if meeting & keep_last:
         raise PlanError(
             "spark.sql.streaming.noDataMicroBatches.enabled",

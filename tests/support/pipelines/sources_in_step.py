@@ -16,13 +16,20 @@ from pyspark.sql.streaming.query import StreamingQuery
 SCHEMA = "k STRING, v DOUBLE, n LONG"
 
 
-def write_batches(directory: Path, *, batches: Mapping[str, int], rows: int, seed: int = 1) -> None:
-    """Writes files whose rows reach back over the last three batches, so that some are late by one or two of them."""
+UNEVEN = "uneven"
+"""The name of a query whose right stream has two files in each batch; all other streams have one."""
+
+
+def write_batches(directory: Path, *, batches: Mapping[str, int], rows: int, seed: int = 1, files: int = 1) -> None:
+    """Writes files whose rows reach back over the last three batches, so that some are late by one or two of them.
+
+    A batch has so many ``files`` of the right stream.
+    """
     choice = Random(seed)
     for stream, count in batches.items():
         (directory / stream).mkdir(parents=True)
         for at in range(count):
-            latest = 100 * (at + 1) + choice.randrange(40)
+            latest = 100 * (at // (files if stream == "right" else 1) + 1) + choice.randrange(40)
             times = [choice.randrange(max(0, latest - 300), latest) + 0.5 for _ in range(rows - 1)] + [latest]
             records = [{"k": choice.choice("abcd"), "v": time, "n": number} for number, time in enumerate(times)]
             path = directory / stream / f"{at}.json"
@@ -73,7 +80,7 @@ def slowly(slow: str):  # type: ignore[no-untyped-def]
     return same
 
 
-QUERIES = {"union": union, "join": join, "windows": windows}
+QUERIES = {"union": union, "join": join, "windows": windows, UNEVEN: windows}
 
 
 def pipeline(spark: SparkSession, directory: str, output: str, names: str, continues: str) -> None:
@@ -88,8 +95,10 @@ def started(spark: SparkSession, directory: str, output: str, names: str, contin
     queries = []
     for number, name in enumerate(names.split(",")):
         left, right = (
-            spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(f"{directory}/{stream}{number or ''}")
-            for stream in ("left", "right")
+            spark.readStream.schema(SCHEMA)
+            .option("maxFilesPerTrigger", files)
+            .json(f"{directory}/{stream}{number or ''}")
+            for stream, files in (("left", 1), ("right", 2 if name == UNEVEN else 1))
         )
         writer = QUERIES[name](f"{directory}/slow", left, right).writeStream.queryName(f"{name}{number or ''}")
         writer = writer.trigger(availableNow=True)

@@ -349,6 +349,9 @@ def test_sources_whose_batches_or_subtasks_meet_are_in_step_by_query(ends: bool,
     assert not united or compiled.specs["met"] == replace(met.spec, by_ranges=True, by_batches=True)
     sources = {uid: each for uid, each in compiled.specs.items() if isinstance(each, EnumeratorSpec)}
     assert [uid for uid, each in sources.items() if each.in_step] == (["b", "a", "c", "e"] if ends else [])
+    # Each subtask in which they meet gets the times of all subtasks of both.
+    into_met = [partitioning for _, target, partitioning in edges(compiled) if target == "met"]
+    assert into_met == [Partitioning.REBALANCE if ends else FORWARD] * 2
     assert [uid for uid, each in sources.items() if each.keeps_last] == (["e"] if ends else [])
     heads = {vertex.id: vertex.operators[0].uid for vertex in compiled.job_graph.vertices}
     groups = compiled.job_graph.alignment_groups.items()
