@@ -13,6 +13,7 @@ from ckpt_runtime.client.errors import BadRequest
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.integration.test_source_splits import Copy, ended
 from tests.support.jobs import all_run
+from tests.support.outputs import hidden
 
 RATES = "pipeline.source.rates"
 
@@ -25,9 +26,12 @@ def test_paused_source_stays_paused_through_a_kill_and_reads_on_without_a_restar
         return client.checkpoint_statistics(job.job_id).counts.completed
 
     def rows_behind_two_checkpoints() -> int:
-        """The second one was triggered after the first call, and so covers all rows that were read before."""
+        """The second one was triggered after this call, and so covers all rows that were read before it.
+
+        Its commits follow its completion: until then its files are hidden.
+        """
         least = completed() + 2
-        cluster.wait_until(lambda: completed() >= least, f"checkpoint {least}")
+        cluster.wait_until(lambda: completed() >= least and hidden(job.out) == [], f"the commits of checkpoint {least}")
         return job.values().total()
 
     with ended(Copy(cluster, tmp_path, "rate-micro-batch", {"rowsPerBatch": "10"})) as job:
