@@ -14,6 +14,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast, program_of
 from tests.support.outputs import assert_sequence
+from tests.support.patience import patient
 from tests.unit.provider.conftest import Task
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def fail_after_checkpoints(job: SequenceJob, operator: SubmitJobOperator, contex
         job.has_output()
         job.inject("processor-raise")
         with pytest.raises(CkptJobFailed, match="injected in processor"):
-            running.result(180)
+            running.result(patient(180))
     job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
 
 
@@ -128,7 +129,7 @@ def test_a_savepoint_and_two_stops_at_once_of_a_job_that_is_restarting(job: Sequ
     job.cluster.wait_until(lambda: restarting(2), "the restart to begin")
     with ThreadPoolExecutor(2) as pool:
         stops = [pool.submit(task, StopWithSavepointOperator) for _ in range(2)]
-        paths = {stop.result(180)["savepoint_path"] for stop in stops}
+        paths = {stop.result(patient(180))["savepoint_path"] for stop in stops}
     assert len(paths) == 1
     assert job.cluster.status(job.job_id) is JobStatus.FINISHED
     job.cluster.wait_for_clean_up(job.job_id)

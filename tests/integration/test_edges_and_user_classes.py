@@ -11,7 +11,7 @@ import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import fast, program_of
+from tests.support.jobs import fast, program_of, wait_for_restarts
 from tests.support.outputs import assert_batches, batch_rows, hidden, visible
 
 ROWS = 2500
@@ -76,12 +76,7 @@ def test_readers_and_writers_of_structured_streaming_run_unchanged_through_kills
             os.kill(choice.choice(cluster.worker_pids(job)), signal.SIGKILL)
         else:
             _inject(cluster, faults / f"{fault}-raise")
-        restarts = number + 1
-        cluster.wait_until(
-            lambda restarts=restarts: cluster.restarts(job) >= restarts,
-            f"restart {restarts}",
-        )
-        cluster.wait_for_status(job, JobStatus.RUNNING)
+        wait_for_restarts(cluster, job, number + 1)
     (tmp_path / "limit").write_text(str(LIMIT))
     cluster.wait_until(lambda: batch_rows(tmp_path) >= 2 * LIMIT, "all rows")
     cluster.savepoint(job, tmp_path / "savepoints", stop=True)
@@ -106,11 +101,7 @@ def test_checkpoints_come_into_the_middle_of_a_long_range(cluster: MiniCluster, 
         cluster.wait_until(lambda before=before: len(visible(out)) > before, "rows of a checkpoint")
         assert len(visible(out)) < expected, "the range was read as a whole"
         os.kill(cluster.worker_pids(job)[restarts - 1], signal.SIGKILL)
-        cluster.wait_until(
-            lambda restarts=restarts: cluster.restarts(job) >= restarts,
-            f"restart {restarts}",
-        )
-        cluster.wait_for_status(job, JobStatus.RUNNING)
+        wait_for_restarts(cluster, job, restarts)
     quick.touch()
     cluster.wait_until(lambda: len(visible(out)) >= expected, "all rows")
     cluster.savepoint(job, tmp_path / "savepoints", stop=True)

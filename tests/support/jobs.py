@@ -187,11 +187,7 @@ class SequenceJob:
 
     def restarted(self, restarts: int) -> None:
         """Waits until that many restarts are over."""
-
-        def over() -> bool:
-            return self.cluster.restarts(self.job_id) >= restarts and all_run(self.cluster, self.job_id)
-
-        self.cluster.wait_until(over, f"{restarts} restarts")
+        wait_for_restarts(self.cluster, self.job_id, restarts)
 
     def finished(self, timeout_s: float = 120) -> None:
         self.cluster.wait_for_status(self.job_id, JobStatus.FINISHED, timeout_s=timeout_s)
@@ -254,6 +250,16 @@ def all_run(cluster: MiniCluster, job_id: str) -> bool:
     """Whether all subtasks run. Before, a checkpoint that is triggered fails."""
     tasks = cluster.call(cluster.dispatcher.job_details(job_id)).overview.tasks_by_state
     return {state for state, number in tasks.items() if number} == {ExecutionState.RUNNING}
+
+
+def wait_for_restarts(cluster: MiniCluster, job_id: str, restarts: int) -> None:
+    """Waits until that many restarts are over.
+
+    A checkpoint that completes behind a restart does not say so: it may be one whose metadata was just being written.
+    """
+    cluster.wait_until(
+        lambda: cluster.restarts(job_id) >= restarts and all_run(cluster, job_id), f"{restarts} restarts to be over"
+    )
 
 
 def skip_unless_root() -> None:

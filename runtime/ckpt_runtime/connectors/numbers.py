@@ -201,8 +201,8 @@ def check_updates(key: Int64Array, count: Int64Array, total: Int64Array, last: I
         place = np.uint64(2 * key[index])
         known = last[place]
         if count[index] != known + 1 or known == 0:  # false for nearly every row, once keys are known
-            violations += np.int64(known != 0)
-            sums[0] += np.int64(known == 0)
+            violations += int(known != 0)
+            sums[0] += int(known == 0)
             sums[1] += count[index] - known - 1
         totals += total[index] - last[place + np.uint64(1)]
         last[place] = count[index]
