@@ -342,9 +342,10 @@ class _Planner:
         connect = jvm.org.apache.spark.sql.connect
         registry = session.sessionState().functionRegistry()
         option = jvm.scala.Option
+        place = (option.apply("builtin"), option.apply("system"))
+        identifier = jvm.org.apache.spark.sql.catalyst.FunctionIdentifier
         for name in (*_RUN_CODE, *_NOT_LOADED):
-            place = (option.apply("builtin"), option.apply("system"))
-            registry.dropFunction(jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name, *place))
+            registry.dropFunction(identifier(name, *place))
         session.conf().set("spark.sql.runSQLOnFiles", "false")
         # Otherwise Spark replaces ${env:NAME} in SQL texts by a variable of the driver's environment.
         session.conf().set("spark.sql.variable.substitute", "false")
