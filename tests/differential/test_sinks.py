@@ -35,7 +35,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import blocks
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import PIPELINES, fast, wait_for_restarts
 from tests.support.object_store import ObjectStore, keys, unfinished_uploads
 from tests.support.pipelines import batch_functions
 
@@ -97,13 +97,15 @@ def test_sink_whose_process_is_killed_at_each_step_has_every_row_once(cluster: M
     job = start(50, database)  # which lasts for minutes, however long the kills take
     cluster.wait_for_checkpoints(job, 2)
     for step in ("write", "notified", "committed"):
+        before = cluster.restarts(job)
         (faults / step).touch()
         cluster.wait_until(lambda step=step: not (faults / step).exists(), f"a kill at {step}")  # type: ignore[misc]
+        wait_for_restarts(cluster, job, before + 1)
     cluster.wait_for_checkpoints(job, 1)
     savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
-    before = in_database(database)
-    assert 0 < len(before) < ROWS
-    assert len(set(before)) == len(before)
+    written = in_database(database)
+    assert 0 < len(written) < ROWS
+    assert len(set(written)) == len(written)
     copy = tmp_path / "copy.db"
     shutil.copy(database, copy)
     for target in (database, copy):
@@ -274,8 +276,10 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
     (faults / "called").touch()
     (faults / "called-held").unlink()
     for step in ("called", "returned", "process", "closed"):
+        before = cluster.restarts(job)
         (faults / step).touch()
         cluster.wait_until(lambda step=step: not (faults / step).exists(), f"a kill at {step}")  # type: ignore[misc]
+        wait_for_restarts(cluster, job, before + 1)
     before, called = cluster.restarts(job), len(list((output / "batches").iterdir()))
     end_session(spark_url(encrypted=True), f"{job}/batches-sink.committer")
     cluster.wait_until(lambda: cluster.restarts(job) > before, "a call in a session that has ended")
@@ -533,7 +537,7 @@ def test_directories_have_every_row_once_when_workers_are_killed_at_random_momen
         pause = time.monotonic() + moments.uniform(0, 0.4)
         cluster.wait_until(lambda pause=pause: time.monotonic() > pause, "the moment of a kill")  # type: ignore[misc]
         os.kill(moments.choice(cluster.worker_pids(job)), signal.SIGKILL)
-        cluster.wait_until(lambda before=before: cluster.restarts(job) > before, "a restart")  # type: ignore[misc]
+        wait_for_restarts(cluster, job, before + 1)
     cluster.wait_for_checkpoints(job, 2)
     savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
     cluster.wait_for_status(start(0, savepoint), JobStatus.FINISHED)

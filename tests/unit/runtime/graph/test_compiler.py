@@ -516,6 +516,22 @@ def test_readers_of_aligned_sources_are_in_their_group() -> None:
 
 
 @pytest.mark.row("ends.3")
+def test_aligned_source_is_read_by_queries_that_filter_differently() -> None:
+    """It has the event time of all rows."""
+    plan = aligned_plan(ALIGNED)
+    [time] = [node for node in plan.nodes if node.kind == "watermark"]
+    for query in ("one", "two"):
+        kept = plan.add(LogicalNode(ConditionSpec(Literal(True, "boolean")), (LogicalInput(time),), SCHEMA))
+        own = plan.add(LogicalNode(WatermarkSpec("v", 10), (LogicalInput(kept),), SCHEMA, filtered_for=query))
+        sink(plan, own, uid=query)
+    graph = compile_plan(plan).job_graph
+    [(_, [member])] = graph.alignment_groups.items()
+    assert [operator.uid for operator in graph.vertex(member[0]).operators] == ["in.reader", "time"]
+    uids = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
+    assert uids >= {"time.filtered.one", "time.filtered.two"}
+
+
+@pytest.mark.row("ends.3")
 @pytest.mark.parametrize(
     ("options", "where", "problem"),
     [
