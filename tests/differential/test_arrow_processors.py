@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, all_run, fast
+from tests.support.jobs import PIPELINES, fast, wait_for_restarts
 from tests.support.pipelines.arrow_processors import FORGETS, SESSIONS, TOTALS
 from tests.support.side_by_side import Case, EngineRun, flat, in_spark, ordered
 
@@ -80,7 +80,7 @@ def test_every_order_gets_its_number_once_when_a_worker_is_killed_and_the_job_is
     job = submit(2, 100)
     cluster.wait_for_checkpoints(job, 1)
     os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
-    cluster.wait_until(lambda: cluster.restarts(job) >= 1 and all_run(cluster, job), "a restart")
+    wait_for_restarts(cluster, job, 1)
     savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
     cluster.wait_for_status(job, JobStatus.FINISHED)
     cluster.wait_for_status(submit(1, 0, savepoint), JobStatus.FINISHED)

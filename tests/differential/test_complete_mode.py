@@ -15,7 +15,7 @@ import pytest
 from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, ROCKSDB, fast
+from tests.support.jobs import PIPELINES, ROCKSDB, fast, wait_for_restarts
 from tests.support.parity import shown
 from tests.support.pipelines import complete_programs
 
@@ -70,7 +70,7 @@ def test_each_batch_of_complete_mode_is_a_whole_result_and_the_last_one_is_spark
     job = start("10")  # its end is minutes away
     cluster.wait_for_checkpoints(job, 2)
     os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
-    cluster.wait_until(lambda: cluster.restarts(job) > 0, "a restart")
+    wait_for_restarts(cluster, job, 1)
     cluster.wait_for_checkpoints(job, 1)
     savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
     cluster.wait_for_status(start("0", savepoint), JobStatus.FINISHED)

@@ -13,7 +13,7 @@ import pytest
 from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, all_run, fast
+from tests.support.jobs import PIPELINES, fast, wait_for_restarts
 from tests.support.pipelines import initial_state
 from tests.support.side_by_side import ROCKSDB
 
@@ -82,7 +82,7 @@ def test_initial_state_counts_once_when_a_worker_is_killed_and_the_job_is_rescal
     job = submit("out", parallelism[0], rate=30)
     cluster.wait_for_checkpoints(job, 1)
     os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
-    cluster.wait_until(lambda: cluster.restarts(job) >= 1 and all_run(cluster, job), "a restart")
+    wait_for_restarts(cluster, job, 1)
     savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
     cluster.wait_for_status(job, JobStatus.FINISHED)
     cluster.wait_for_status(submit("out", parallelism[1], savepoint=savepoint), JobStatus.FINISHED)

@@ -17,7 +17,7 @@ import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, ROCKSDB, all_run, fast
+from tests.support.jobs import PIPELINES, ROCKSDB, fast, wait_for_restarts
 from tests.support.parity import shown
 from tests.support.pipelines import window_programs
 
@@ -165,8 +165,7 @@ def test_windows_whose_worker_is_killed_and_whose_job_is_rescaled_from_a_savepoi
         some_rows = partial(lambda name: result(output, name).total() > 0, name)
         cluster.wait_until(some_rows, f"rows of closed windows of {name}")
         os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
-        cluster.wait_until(partial(lambda least: cluster.restarts(job) >= least, number), "a restart")
-        cluster.wait_until(lambda: all_run(cluster, job), "all subtasks to run")
+        wait_for_restarts(cluster, job, number)
     savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
     cluster.wait_for_status(job, JobStatus.FINISHED)
     assert 0 < result(output, "sliding").total() < expected["sliding"].total()

@@ -23,7 +23,7 @@ from ckpt_runtime.frontend.typed_plan import AnalysisRequest, Files
 from ckpt_runtime.jobmaster.gateway_values import ConfigurationRequest, SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, all_run, fast
+from tests.support.jobs import PIPELINES, fast, wait_for_restarts
 from tests.support.parity import shown
 from tests.support.pipelines import static_programs
 
@@ -130,7 +130,7 @@ def test_job_keeps_its_static_tables_through_a_killed_worker_and_a_change_of_its
     other = pa.table({"k": ["a"], "name": ["new"], "country": ["a"], "born": pa.nulls(1, pa.date32())})
     pq.write_table(other, tmp_path / "people" / "rows.parquet")
     os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
-    cluster.wait_until(lambda: cluster.restarts(job) >= 1 and all_run(cluster, job), "a restart")
+    wait_for_restarts(cluster, job, 1)
     request = ConfigurationRequest({"execution.checkpointing.interval": "300 ms"}, None, partial=True)
     cluster.call(cluster.dispatcher.change_job_config(job, request))
     cluster.wait_for_status(job, JobStatus.FINISHED)

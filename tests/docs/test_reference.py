@@ -15,6 +15,7 @@ from airflow_provider_ckpt.get_provider_info import get_provider_info
 from tests.differential.test_guide_forms import REFUSED, RUN
 from tests.support.docstrings import all_parameters, docstring_of, meaning_of
 from tests.support.metrics_page import render as render_metrics
+from tests.support.patience import patient
 from tests.support.reference_pages import classes_of, errors_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,7 @@ def classes(*kinds: str) -> list[Any]:
 def test_the_reference_is_up_to_date(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "runtime"), str(ROOT)))}
     command = [sys.executable, "-m", "tests.support.reference_pages", str(tmp_path)]
-    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, timeout=patient(120))
     written = {page.name: page.read_text() for page in tmp_path.iterdir()}
     kept = {page.name: page.read_text() for page in REFERENCE.iterdir()}
     assert written.keys() == kept.keys()

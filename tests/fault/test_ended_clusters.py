@@ -46,7 +46,7 @@ def test_a_standby_ends_with_the_session_that_it_waits_for(
     address, _, port = client.url.removeprefix("http://").partition(":")
     place = {"extra": {"ha_dir": str(tmp_path / "ha")}} if by_directory else {"host": address, "port": int(port)}
     monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps({"conn_type": "ckpt", "password": TOKEN, **place}))
-    operator = StopSessionOperator(task_id="stop", deferrable=False, poll_interval=0.2, wait_timeout=180)
+    operator = StopSessionOperator(task_id="stop", deferrable=False, poll_interval=0.2, wait_timeout=patient(180))
     assert operator.execute(Task().context())["was_running"] is True
     leader, standby = sessions.processes
     wait_until(lambda: leader.poll() is not None and standby.poll() is not None, "both to end", 120)

@@ -16,7 +16,7 @@ import pytest
 
 from ckpt_runtime.sinks import CommitOutcome
 from ckpt_runtime.testing.mini_cluster import ClusterTimeoutError, MiniCluster
-from tests.support.jobs import skip_unless_root
+from tests.support.jobs import skip_unless_root, wait_for_restarts
 from tests.support.object_store import ObjectStore, object_store
 from tests.support.sink_targets import ROWS, Numbers, numbers_once, target
 from tests.unit.runtime.connectors.test_spark_files import ArrowWrite, World
@@ -100,7 +100,7 @@ def _survives(numbers: Numbers, fault: Callable[[], AbstractContextManager[Any]]
             raise
         failed = cluster.restarts(job)
         cluster.wait_until(lambda: cluster.restarts(job) > failed, "another attempt")
-    # All tasks run then. More rows could be a repeated commit of an attempt whose tasks still start.
+    wait_for_restarts(cluster, job, failed + 1)
     cluster.wait_for_checkpoints(job, 1)
     numbers.finish(numbers.stopped(job))
     assert numbers_once(numbers.target) == list(range(ROWS))

@@ -124,7 +124,7 @@ def test_a_run_that_arrives_after_the_rollback_starts_nothing_although_another_d
     assert upgrade.living() == [restarted]
     wait_until(lambda: client.checkpoint_statistics(restarted).counts.completed > 1, "checkpoints")
     client.wait_for_operation(
-        "savepoint", client.stop_with_savepoint(restarted, str(tmp_path / "end")), restarted, timeout_s=180
+        "savepoint", client.stop_with_savepoint(restarted, str(tmp_path / "end")), restarted, timeout_s=patient(180)
     )
     assert assert_sequence(tmp_path / "out") > 0
 

@@ -115,7 +115,7 @@ def test_waits_continue_at_the_leader_that_took_over(sessions: Sessions, command
             assert client.url != first
             stopped = json.loads(commands.run("--json", "stop", JOB, "-p", str(tmp_path / "end")))
             assert stopped["location"].startswith((tmp_path / "end").as_uri())
-            assert [wait.result(60) for wait in waits] == ["FINISHED", "FINISHED"]
+            assert [wait.result(patient(60)) for wait in waits] == ["FINISHED", "FINISHED"]
     output, errors = attached.communicate(timeout=patient(60))
     assert attached.returncode == 0, (output, errors)
     assert assert_sequence(tmp_path / "out") > 0

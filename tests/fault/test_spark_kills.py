@@ -95,7 +95,7 @@ def test_a_lost_agent_restarts_only_its_own_job_and_a_job_without_slots_delays_n
         assert [len(each) for each in cores] == [1, 1]
         assert cores[0] != cores[1]
     os.kill(agent_of(worker), signal.SIGKILL)
-    wait_until(lambda: one.restarts() == 1, "the restart of the job that lost an agent")
+    one.restarted(1)
     one.wait_for_checkpoint()
     other.wait_for_checkpoint()
     assert other.restarts() == 0
@@ -134,7 +134,7 @@ def test_kills(session: SessionInfo, client: CkptClient, tmp_path: Path, backend
             (job.faults / "map-raise").touch()
         else:
             os.kill(_victim(job, kind, choice), signal.SIGKILL)
-        wait_until(lambda number=number: job.restarts() >= number, f"the restart after kill {number}, of a {kind}")
+        job.restarted(number, f"the end of a {kind}")
     job.wait_for_checkpoint()
     assert list(job.faults.iterdir()) == []
     history = client.checkpoint_statistics(job.job_id).history
@@ -171,7 +171,7 @@ def _killed_whole(job: FlightsJob) -> None:
     job.start(RATE)
     job.wait_for_checkpoint()
     os.kill(_victim(job, "agent", random.Random(SEED)), signal.SIGKILL)
-    wait_until(lambda: job.restarts() >= 1, "the restart")
+    job.restarted(1)
     job.wait_for_checkpoint()
     agent = _victim(job, "agent", random.Random(SEED))
     processes = members(session.pid)

@@ -128,13 +128,13 @@ def test_driver_and_executors_of_a_spark_cluster_say_json_with_ids(tmp_path: Pat
                 job.start(1000)
                 job.wait_for_checkpoint()
                 (job.faults / "map-raise").touch()
-                wait_until(lambda: job.restarts() > 0, "the restart")
+                job.restarted(1)
                 known = job.restarts()
                 job.wait_for_checkpoint()
                 [daemon] = cluster.workers
                 worker = next(pid for pid in children(daemon.pid) if command_name(pid) == WORKER)
                 assert cut_connections(agent_of(worker), session.driver.pid) > 0
-                wait_until(lambda: job.restarts() > known, "the restart in another stage")
+                job.restarted(known + 1)
                 job.wait_for_checkpoint()
                 job.stopped()
                 details = client.job_details(job.job_id)

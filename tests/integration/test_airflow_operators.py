@@ -13,6 +13,7 @@ import pytest
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast, program_of
 from tests.support.outputs import assert_sequence
+from tests.support.patience import patient
 from tests.unit.provider.conftest import Task
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def test_a_running_job_gets_another_configuration_and_parallelism_by_name(named:
     rescaled = run(RescaleJobOperator(task_id="t", job=NAME, parallelism=1, **FAST))
     assert set(rescaled["parallelism"].values()) == {1}
     healthy = CheckpointHealthSensor(
-        task_id="t", job=NAME, expected=["HEALTHY", "DEGRADED"], mode="poke", poke_interval=0.05, timeout=60
+        task_id="t", job=NAME, expected=["HEALTHY", "DEGRADED"], mode="poke", poke_interval=0.05, timeout=patient(60)
     )
     assert run(healthy)["job_id"] == named.job_id
     run(StopWithSavepointOperator(task_id="t", job=NAME, target_directory=str(named.directory / "sp"), **FAST))

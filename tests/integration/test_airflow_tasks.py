@@ -14,6 +14,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast, program_of
 from tests.support.outputs import assert_sequence
+from tests.support.patience import patient
 from tests.unit.provider.conftest import Task
 
 if TYPE_CHECKING:
@@ -63,9 +64,10 @@ def fail_after_checkpoints(job: SequenceJob, operator: SubmitJobOperator, contex
         job.cluster.wait_until(lambda: _known(job), "the job")
         job.running()
         job.has_output()
+        job.pause_checkpoints()  # nothing is lost of what a checkpoint covers that no retry finds
         job.inject("processor-raise")
         with pytest.raises(CkptJobFailed, match="injected in processor"):
-            running.result(180)
+            running.result(patient(180))
     job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
 
 
@@ -123,12 +125,12 @@ def test_a_savepoint_and_two_stops_at_once_of_a_job_that_is_restarting(job: Sequ
     job.inject("processor-raise")
     job.cluster.wait_until(lambda: restarting(1), "the restart to begin")
     assert task(TakeSavepointOperator)["savepoint_path"]
-    job.cluster.wait_for_checkpoints(job.job_id, 1)  # commits what the savepoint covers, and would keep hidden
+    job.cluster.wait_for_checkpoints(job.job_id, 2)  # the second one commits what the savepoint keeps hidden
     job.inject("processor-raise")
     job.cluster.wait_until(lambda: restarting(2), "the restart to begin")
     with ThreadPoolExecutor(2) as pool:
         stops = [pool.submit(task, StopWithSavepointOperator) for _ in range(2)]
-        paths = {stop.result(180)["savepoint_path"] for stop in stops}
+        paths = {stop.result(patient(180))["savepoint_path"] for stop in stops}
     assert len(paths) == 1
     assert job.cluster.status(job.job_id) is JobStatus.FINISHED
     job.cluster.wait_for_clean_up(job.job_id)

@@ -48,9 +48,10 @@ def test_event_stream_reports_the_entries_of_the_history(
     client: CkptClient, cluster: MiniCluster, job: SequenceJob
 ) -> None:
     """From the submission to the stop, with settings that change and a task that fails."""
-    with stream(client) as events:
+    with stream(client) as of_all_jobs:
         job.start(rate=500, configuration=fast(execution__checkpointing__interval="1h"))
-        begun = [event for event in until(events, "tasks-running", jobid=job.job_id) if event.job_id == job.job_id]
+        events = (event for event in of_all_jobs if event.job_id == job.job_id)
+        begun = until(events, "tasks-running")
         statuses = [event.data["status"] for event in begun if event.type == "job-status"]
         assert statuses == ["CREATED", "RUNNING"]
         assert client.job_details(job.job_id).state == "RUNNING"
@@ -109,7 +110,7 @@ def test_event_stream_of_one_job_has_no_events_of_other_jobs(
 ) -> None:
     job.start(rate=500)
     job.running()
-    with httpx.stream("GET", f"{cluster.rest_url}/v1/jobs/{job.job_id.upper()}/events") as response:
+    with httpx.stream("GET", f"{cluster.rest_url}/v1/jobs/{job.job_id.upper()}/events", timeout=60) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = response.iter_lines()
         jobs: list[str] = []
@@ -119,8 +120,8 @@ def test_event_stream_of_one_job_has_no_events_of_other_jobs(
                 jobs.append(json.loads(line.removeprefix("data:")).get("jobid", "the stream"))
     assert jobs == ["the stream", *[job.job_id] * 4]
     job.canceled()
-    assert httpx.get(f"{cluster.rest_url}/jobs/{'0' * 32}/events").status_code == 404
-    assert httpx.get(f"{cluster.rest_url}/events?job=nonsense").status_code == 400
+    assert httpx.get(f"{cluster.rest_url}/jobs/{'0' * 32}/events", timeout=60).status_code == 404
+    assert httpx.get(f"{cluster.rest_url}/events?job=nonsense", timeout=60).status_code == 400
 
 
 def test_client_that_reconnects_too_late_is_asked_to_read_everything_again(

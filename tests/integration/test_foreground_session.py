@@ -60,10 +60,10 @@ def test_the_command_of_a_pod_serves_its_probes_and_ends_in_good_order(tmp_path:
         assert len(processes) > 1, "Spark's JVM"
         base = f"http://127.0.0.1:{port}"
         for kind in ("startup", "readiness", "liveness"):
-            answer = httpx.get(base + driver()[f"{kind}Probe"]["httpGet"]["path"])
+            answer = httpx.get(base + driver()[f"{kind}Probe"]["httpGet"]["path"], timeout=60)
             assert answer.status_code == 200
             assert TOKEN not in answer.text
-        assert httpx.get(f"{base}/overview").status_code == 401
+        assert httpx.get(f"{base}/overview", timeout=60).status_code == 401
         with CkptClient(base, token=TOKEN) as client:
             assert client.cluster_overview().slots_total == 1
     finally:

@@ -16,7 +16,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.metadata import read_metadata
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import fast, program_of
+from tests.support.jobs import fast, program_of, wait_for_restarts
 from tests.support.outputs import hidden, visible
 
 BLOCK = 200
@@ -65,7 +65,7 @@ class FileBackedJob:
     def kill_a_worker(self) -> None:
         restarts = self.cluster.restarts(self.job_id)
         os.kill(self.cluster.worker_pids(self.job_id)[0], signal.SIGKILL)
-        self.cluster.wait_until(lambda: self.cluster.restarts(self.job_id) > restarts, "the restart")
+        wait_for_restarts(self.cluster, self.job_id, restarts + 1)
 
     def assert_exact(self) -> None:
         out = self.directory / "out"

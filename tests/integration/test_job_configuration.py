@@ -219,6 +219,7 @@ def test_an_option_that_the_pipeline_sets(client: CkptClient, cluster: MiniClust
     assert client.job_config(job_id).configuration[TIMEOUT] == "60 s"
     assert client.patch_job_config(job_id, {TIMEOUT: None, "my.number": None}).version == 2
     client.cancel_job(job_id)
+    client.wait_for_state(job_id, {"CANCELED"}, timeout_s=patient(180))
 
 
 @pytest.mark.row("530.11")

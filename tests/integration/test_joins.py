@@ -10,7 +10,7 @@ import pandas as pd
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import fast, program_of
+from tests.support.jobs import fast, program_of, wait_for_restarts
 from tests.support.outputs import hidden, visible
 
 ROWS = 6000
@@ -32,7 +32,7 @@ def test_joins_are_exact_through_a_killed_worker_and_a_change_of_parallelism(
     job = submit(2, rate=400)
     cluster.wait_for_checkpoints(job, 2)
     os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
-    cluster.wait_until(lambda: cluster.restarts(job) >= 1, "the restart")
+    wait_for_restarts(cluster, job, 1)
     cluster.wait_for_checkpoints(job, 1)
     savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
     job = submit(1, rate=0, savepoint=savepoint)

@@ -334,7 +334,7 @@ def test_live_settings_under_which_brokers_would_abort_transactions_are_refused_
     try:
         cluster.wait_for_status(job, JobStatus.RUNNING)
         url = f"{client.url}/jobs/{job}/checkpoints/configuration"
-        before = httpx.get(url).json()
+        before = httpx.get(url, timeout=60).json()
         for given, named in (
             (
                 {"checkpointInterval": 30_000},
@@ -342,14 +342,14 @@ def test_live_settings_under_which_brokers_would_abort_transactions_are_refused_
             ),
             ({"checkpointTimeout": 60_000}, ("take 60000 ms", "60000 ms after which Kafka's brokers")),
         ):
-            answer = httpx.patch(url, json=given)
+            answer = httpx.patch(url, json=given, timeout=60)
             assert answer.status_code == 400
             assert all(part in answer.text for part in named), answer.text
-        assert httpx.get(url).json() == before
+        assert httpx.get(url, timeout=60).json() == before
         options = {"configuration": {"execution.checkpointing.timeout": "60 s"}}
-        refused = httpx.patch(f"{client.url}/jobs/{job}/config", json=options)
+        refused = httpx.patch(f"{client.url}/jobs/{job}/config", json=options, timeout=60)
         assert (refused.status_code, "60000 ms" in refused.text) == (400, True), refused.text
-        assert httpx.patch(url, json={"checkpointTimeout": 20_000}).status_code == 200
+        assert httpx.patch(url, json={"checkpointTimeout": 20_000}, timeout=60).status_code == 200
         cluster.wait_until(lambda: values(committed(broker, topic)) == ["1", "2"], "the messages to be copied")
     finally:
         cluster.call(cluster.dispatcher.cancel_job(job))

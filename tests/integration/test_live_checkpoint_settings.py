@@ -19,10 +19,10 @@ pytestmark = pytest.mark.row("571.8")
 def patch(client: CkptClient, job_id: str, **fields: int | bool) -> dict[str, object]:
     """What GET shows after the change."""
     url = f"{client.url}/jobs/{job_id}/checkpoints"
-    answer = httpx.patch(f"{url}/configuration", json=fields)
+    answer = httpx.patch(f"{url}/configuration", json=fields, timeout=60)
     assert answer.status_code == 200, answer.text
     assert answer.json()["overrides"] == list(fields)
-    shown: dict[str, object] = httpx.get(f"{url}/config").json()
+    shown: dict[str, object] = httpx.get(f"{url}/config", timeout=60).json()
     assert shown == answer.json()
     return shown
 
@@ -129,7 +129,7 @@ def test_the_policy_of_alignment(client: CkptClient, cluster: MiniCluster, job: 
     savepoint = client.checkpoint_statistics(job.job_id).latest_savepoint
     assert savepoint is not None
     assert (savepoint.kind, savepoint.persisted_data) == ("SAVEPOINT", 0)
-    answer = httpx.delete(f"{client.url}/jobs/{job.job_id}/checkpoints/configuration")
+    answer = httpx.delete(f"{client.url}/jobs/{job.job_id}/checkpoints/configuration", timeout=60)
     assert answer.status_code == 200, answer.text
     assert (answer.json()["unaligned_checkpoints"], answer.json()["overrides"]) == (False, [])
     newest = last_triggered(client, job.job_id)

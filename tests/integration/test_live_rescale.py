@@ -81,15 +81,15 @@ def test_declared_bounds_are_kept_and_shown(client: CkptClient, job: SequenceJob
     job.start(parallelism=2)
     job.running()
     place = f"{client.url}/jobs/{job.job_id}/resource-requirements"
-    before = httpx.get(place).json()
+    before = httpx.get(place, timeout=60).json()
     assert {(b["parallelism"]["lowerBound"], b["parallelism"]["upperBound"]) for b in before.values()} == {(2, 2)}
     declared = {vertex: {"parallelism": {"lowerBound": 1, "upperBound": 2}} for vertex in before}
     assert httpx.put(place, json=declared, timeout=120).status_code == 200
-    assert httpx.get(place).json() == declared
+    assert httpx.get(place, timeout=60).json() == declared
     assert client.job_metrics(job.job_id, ("numRestarts",))["numRestarts"] == "0"
     job.inject("map-raise")
     job.restarted(1)
-    assert httpx.get(place).json() == declared
+    assert httpx.get(place, timeout=60).json() == declared
     job.stopped()
 
 
@@ -101,7 +101,7 @@ def test_impossible_rescale_is_refused_and_changes_nothing(client: CkptClient, j
         client.rescale(job.job_id, {**all_at(client, job, 2), vertex: 129})
     with pytest.raises(BadRequest, match=f"missing job vertex .{vertex}. resource requirements"):
         client.rescale(job.job_id, {name: 2 for name in all_at(client, job, 2) if name != vertex})
-    answer = httpx.put(f"{client.url}/jobs/{job.job_id}/resource-requirements", json={})
+    answer = httpx.put(f"{client.url}/jobs/{job.job_id}/resource-requirements", json={}, timeout=60)
     assert (answer.status_code, answer.json()) == (
         400,
         {"errors": ["Request body does not specify resource requirements."]},
@@ -123,8 +123,7 @@ def test_a_worker_is_killed_after_the_rescale(client: CkptClient, cluster: MiniC
     job.has_output()
     rescale(client, job, 2)
     job.inject("processor-exit")
-    cluster.wait_until(lambda: cluster.restarts(job.job_id) >= 2, "the restart")
-    job.running()
+    job.restarted(2)
     assert {vertex.parallelism for vertex in client.job_details(job.job_id).vertices} == {2}
     job.stopped()
 

@@ -88,7 +88,7 @@ def test_upload_in_progress_is_removed_when_its_job_is_cancelled(
     job.running()
     cluster.wait_for_checkpoints(job_id, 1)
     with store.holding(lambda method, path: method == "PUT" and f"{job_id}/shared/" in path) as held:
-        assert held.arrived.wait(60)
+        assert held.arrived.wait(patient(60))
         job.canceled()
         wait_for_clean_up(cluster, bucket, job_id)
     cluster.wait_until(lambda: held.served == held.met, "the last requests to be served")

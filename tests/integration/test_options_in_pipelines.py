@@ -30,7 +30,7 @@ def test_options_in_a_pipeline_reach_the_coordinator_and_the_restart_strategy(cl
     job_id = start(cluster, *OWN, execution__checkpointing__timeout="40 s")
     try:
         cluster.wait_for_checkpoints(job_id, 2)
-        shown = httpx.get(f"{cluster.rest_url}/jobs/{job_id}/checkpoints/config").json()
+        shown = httpx.get(f"{cluster.rest_url}/jobs/{job_id}/checkpoints/config", timeout=60).json()
         assert (shown["interval"], shown["timeout"]) == (200, 40_000)
         config = cluster.of_job(job_id, lambda job: job.config_info())
         assert config.execution_config["restart-strategy"] == "fixed-delay"

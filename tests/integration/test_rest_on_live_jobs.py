@@ -79,7 +79,9 @@ def test_a_job_whose_sink_commits_with_checkpoints_is_warned_of_until_it_takes_c
     (warning,) = client.plan_pipeline(program, options).warnings
     assert "no execution.checkpointing.interval is set" in warning
     document = {"entryClass": "sequence:pipeline", "programArgsList": list(arguments), "parallelism": 1}
-    answer = httpx.post(f"{cluster.rest_url}/jars/{program}/run", json=document | {"flinkConfiguration": without})
+    answer = httpx.post(
+        f"{cluster.rest_url}/jars/{program}/run", json=document | {"flinkConfiguration": without}, timeout=60
+    )
     assert answer.json()["warnings"] == [warning]
     job.job_id = answer.json()["jobid"]
     job.running()
@@ -279,7 +281,7 @@ def test_bad_requests_change_nothing(client: CkptClient, live: SequenceJob) -> N
     for method, path, body, status in BAD:
         url = client.url + path.replace("{job}", live.job_id)
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        answer = httpx.request(method, url, headers={"Content-Type": "application/json"}, **content)
+        answer = httpx.request(method, url, headers={"Content-Type": "application/json"}, **content, timeout=60)
         assert answer.status_code == status, (method, path, body, answer.text)
         assert answer.json()["errors"], path
     assert client.checkpoint_config(live.job_id) == before
@@ -306,14 +308,14 @@ def test_a_job_that_has_ended_takes_no_changes(client: CkptClient, job: Sequence
     job.running()
     job.canceled()
     url = f"{client.url}/jobs/{job.job_id}"
-    patch = httpx.patch(f"{url}/checkpoints/configuration", json={"checkpointInterval": 1000})
-    stop = httpx.post(f"{url}/stop", json={"drain": False, "targetDirectory": str(job.directory)})
+    patch = httpx.patch(f"{url}/checkpoints/configuration", json={"checkpointInterval": 1000}, timeout=60)
+    stop = httpx.post(f"{url}/stop", json={"drain": False, "targetDirectory": str(job.directory)}, timeout=60)
     assert (patch.status_code, stop.status_code) == (409, 409)
 
 
 def test_bytes_written_by_a_subtask_are_measured(client: CkptClient, live: SequenceJob) -> None:
     def measured() -> bool:
-        vertices = httpx.get(f"{live.cluster.rest_url}/jobs/{live.job_id}").json()["vertices"]
+        vertices = httpx.get(f"{live.cluster.rest_url}/jobs/{live.job_id}", timeout=60).json()["vertices"]
         source = next(vertex for vertex in vertices if "numbers" in vertex["name"])
         return bool(source["metrics"]["write-bytes-complete"]) and source["metrics"]["write-bytes"] > 0
 

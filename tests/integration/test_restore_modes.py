@@ -22,7 +22,7 @@ from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.effort import cells
-from tests.support.jobs import SequenceJob, all_run, fast, program_of
+from tests.support.jobs import SequenceJob, all_run, fast, program_of, wait_for_restarts
 from tests.support.outputs import hidden, visible
 from tests.support.patience import patient
 
@@ -90,7 +90,7 @@ class SharingJob:
         restarts = self.cluster.restarts(self.job_id)
         self.cluster.wait_for_status(self.job_id, JobStatus.RUNNING)
         os.kill(self.cluster.worker_pids(self.job_id)[0], signal.SIGKILL)
-        self.cluster.wait_until(lambda: self.cluster.restarts(self.job_id) > restarts, "the restart")
+        wait_for_restarts(self.cluster, self.job_id, restarts + 1)
 
     def finished(self) -> None:
         """With each row once, and state that never lost or repeated one."""
@@ -363,7 +363,7 @@ def test_disposing_of_a_savepoint_harms_no_checkpoint_and_deleting_checkpoints_n
     cluster = job.cluster
     cluster.wait_for_checkpoints(job.job_id, 2)
     doomed, kept = (local(cluster.savepoint(job.job_id, job.directory / "savepoints")) for _ in range(2))
-    cluster.wait_for_checkpoints(job.job_id, 1)  # what the savepoints cover is committed
+    cluster.wait_for_checkpoints(job.job_id, 2)  # the second one commits what the savepoints cover
     job.cancel()
     cluster.call(cluster.dispatcher.dispose_savepoint(str(doomed), None))
     cluster.wait_until(lambda: not doomed.exists(), "the disposal")

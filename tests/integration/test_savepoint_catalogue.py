@@ -66,7 +66,7 @@ def test_known_savepoints_are_listed_from_every_directory_that_was_used(
     job.start(configuration=fast(execution__checkpointing__savepoint_dir=str(configured)))
     job.running()
     taken = [cluster.savepoint(job.job_id, directory) for directory in (configured, *others)]
-    known = httpx.get(f"{cluster.rest_url}/savepoints/known", params={"job": job.job_id}).json()
+    known = httpx.get(f"{cluster.rest_url}/savepoints/known", params={"job": job.job_id}, timeout=60).json()
     assert [item["location"] for item in known["savepoints"]] == taken[::-1]
     mine = {directory.as_uri() for directory in (configured, *others)}
     assert mine <= set(known["directories"])

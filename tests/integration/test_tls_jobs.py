@@ -16,7 +16,7 @@ from ckpt_runtime.leader_retrieval import LeaderDirectory
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.certificates import Authority, internal_options, rest_options
 from tests.support.driver_processes import high_availability
-from tests.support.jobs import UNRIVALLED_S, fast, program_of
+from tests.support.jobs import UNRIVALLED_S, fast, program_of, wait_for_restarts
 from tests.support.outputs import assert_sequence, visible
 from tests.support.patience import patient
 
@@ -62,7 +62,7 @@ def test_a_job_runs_whole_with_everything_on(cluster: MiniCluster, tmp_path: Pat
         endpoints = {subtask.endpoint for vertex in vertices for subtask in vertex.subtasks}
         assert all(int(endpoint.rpartition(":")[2]) in PORTS for endpoint in endpoints)
         os.kill(cluster.worker_pids(job_id)[0], signal.SIGKILL)
-        cluster.wait_until(lambda: cluster.restarts(job_id) > 0, "the restart")
+        wait_for_restarts(cluster, job_id, 1)
         cluster.wait_for_checkpoints(job_id, 2)
         trigger = client.stop_with_savepoint(job_id, str(tmp_path / "savepoints"))
         done = client.wait_for_operation("savepoint", trigger, job_id, timeout_s=patient(60))

@@ -330,7 +330,7 @@ def test_a_click_into_which_a_refresh_falls_is_not_lost(page: Visit, cluster: Mi
 
 def later(opened: Visit) -> None:
     """Waits for one more round of answers."""
-    with opened.page.expect_response(lambda answer: "/jobs/" in answer.url, timeout=20_000):
+    with opened.page.expect_response(lambda answer: "/jobs/" in answer.url):
         pass
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
 
+from tests.support.patience import patient
+
 _ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -20,7 +22,7 @@ _ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PATIENCE_MS = 30_000
+PATIENCE_MS = round(1000 * patient(30))
 """Other tests run beside, and pages that got no answer wait before they ask again."""
 PHONE = (390, 844)
 DESK = (1200, 900)

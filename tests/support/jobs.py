@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import ClusterTimeoutError, MiniCluster
-from tests.support.outputs import assert_sequence, visible
+from tests.support.outputs import assert_sequence, hidden, visible
 
 PIPELINES = Path(__file__).parent / "pipelines"
 
@@ -187,11 +188,7 @@ class SequenceJob:
 
     def restarted(self, restarts: int) -> None:
         """Waits until that many restarts are over."""
-
-        def over() -> bool:
-            return self.cluster.restarts(self.job_id) >= restarts and all_run(self.cluster, self.job_id)
-
-        self.cluster.wait_until(over, f"{restarts} restarts")
+        wait_for_restarts(self.cluster, self.job_id, restarts)
 
     def finished(self, timeout_s: float = 120) -> None:
         self.cluster.wait_for_status(self.job_id, JobStatus.FINISHED, timeout_s=timeout_s)
@@ -219,6 +216,17 @@ class SequenceJob:
     def has_output(self) -> None:
         """Waits for the first committed rows."""
         self.cluster.wait_until(lambda: len(visible(self.out / "order")) > 0, "the first rows")
+
+    def pause_checkpoints(self) -> None:
+        """Waits until all that the last checkpoint covers is committed; an hour passes before the next one."""
+        living = self.cluster.dispatcher.jobs[self.job_id].living()
+        self.cluster.call(living.patch_checkpoint_config(CheckpointOverrides(interval_ms=3_600_000)))
+
+        def is_committed() -> bool:
+            counts = self.cluster.of_job(self.job_id, lambda job: job.checkpoint_statistics()).counts
+            return not counts.in_progress and not any(name.endswith(".pending") for name in hidden(self.out))
+
+        self.cluster.wait_until(is_committed, "the last checkpoint and its commits")
 
     def canceled(self) -> None:
         """Cancels and waits."""
@@ -254,6 +262,16 @@ def all_run(cluster: MiniCluster, job_id: str) -> bool:
     """Whether all subtasks run. Before, a checkpoint that is triggered fails."""
     tasks = cluster.call(cluster.dispatcher.job_details(job_id)).overview.tasks_by_state
     return {state for state, number in tasks.items() if number} == {ExecutionState.RUNNING}
+
+
+def wait_for_restarts(cluster: MiniCluster, job_id: str, restarts: int) -> None:
+    """Waits until that many restarts are over.
+
+    A checkpoint that completes behind a restart does not say so: it may be one whose metadata was just being written.
+    """
+    cluster.wait_until(
+        lambda: cluster.restarts(job_id) >= restarts and all_run(cluster, job_id), f"{restarts} restarts to be over"
+    )
 
 
 def skip_unless_root() -> None:

@@ -20,6 +20,7 @@ from s3fs import S3FileSystem
 from werkzeug.serving import make_server
 
 from ckpt_runtime.storage.filesystem import Location, resolve
+from tests.support.patience import patient
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 Wanted = Callable[[str, str], bool]
@@ -104,7 +105,7 @@ class ObjectStore:
         with self._lock:
             held.met += 1
         held.arrived.set()
-        held.go_on.wait(120)
+        held.go_on.wait(patient(120))
         try:
             return self._served(environment, respond, heard=True)
         finally:

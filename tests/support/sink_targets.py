@@ -22,7 +22,7 @@ from s3fs import S3FileSystem
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import PIPELINES, fast, wait_for_restarts
 from tests.support.kafka_broker import KafkaBroker, committed, kafka_broker
 from tests.support.object_store import keys, unfinished_uploads
 from tests.support.postgres_server import PostgresServer, running_postgres
@@ -235,11 +235,13 @@ class Numbers:
 
         A clean-up belongs to a restart, for which another kill is needed.
         """
+        before = self.cluster.restarts(job)
         steps = (step, "write") if step == "clean-up" else (step,)
         for each in steps:
             (self.faults / each).touch()
         for each in steps:
             self.cluster.wait_until(lambda each=each: not (self.faults / each).exists(), f"a kill at {each}")  # type: ignore[misc]
+        wait_for_restarts(self.cluster, job, before + 1)
         self.cluster.wait_for_checkpoints(job, 1)
 
     def kill_at_random(self, job: str, moments: random.Random) -> None:
@@ -247,7 +249,7 @@ class Numbers:
         pause = time.monotonic() + moments.uniform(0, 0.5)
         self.cluster.wait_until(lambda: time.monotonic() > pause, "the moment of a kill")
         os.kill(moments.choice(self.cluster.worker_pids(job)), signal.SIGKILL)
-        self.cluster.wait_until(lambda: self.cluster.restarts(job) > before, "a restart")
+        wait_for_restarts(self.cluster, job, before + 1)
         self.cluster.wait_for_checkpoints(job, 1)
 
     def stopped(self, job: str) -> str:

@@ -88,6 +88,15 @@ class FlightsJob:
     def restarts(self) -> int:
         return int(self.client.job_metrics(self.job_id, ("numRestarts",))["numRestarts"])
 
+    def restarted(self, restarts: int, after: str = "a failure") -> None:
+        """Waits until that many restarts are over."""
+
+        def over() -> bool:
+            tasks = self.client.job_details(self.job_id).status_counts
+            return self.restarts() >= restarts and {state for state, number in tasks.items() if number} == {"RUNNING"}
+
+        wait_until(over, f"{restarts} restarts to be over, the last one after {after}")
+
     def completed(self) -> int:
         return self.client.checkpoint_statistics(self.job_id).counts.completed
 

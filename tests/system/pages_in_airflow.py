@@ -12,6 +12,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tests.support.patience import patient
+
 if TYPE_CHECKING:
     from demo.airflow_instance import LocalAirflow
     from tests.system.conftest import Session
@@ -44,7 +46,7 @@ def visits(airflow: LocalAirflow, paths: list[str], changed: str) -> Answers:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=patient(240),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answers: Answers = json.loads(done.stdout.strip().splitlines()[-1])

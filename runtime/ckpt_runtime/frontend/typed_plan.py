@@ -217,6 +217,21 @@ def joins_streams(node: Join, nodes: Sequence[PlanNode]) -> bool:
     return not any(isinstance(nodes[at], StaticTable) for at in node.inputs)
 
 
+def watermark_of_all_rows(at: int, nodes: Sequence[PlanNode]) -> int | None:
+    """Returns the watermark in front of one with moved filters between them (``frontend/moved_filters.py``).
+
+    Both have the relation of the author's only one. None for other nodes.
+    """
+    node = nodes[at]
+    if not isinstance(node, Watermark) or node.plan_id is None:
+        return None
+    [at] = node.inputs
+    while isinstance(nodes[at], Filter | Project | Join):
+        at = nodes[at].inputs[0]
+    below = nodes[at]
+    return at if isinstance(below, Watermark) and below.plan_id == node.plan_id else None
+
+
 CONFIGURED = frozenset({"spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive"})
 """The Spark options whose values the analyzer takes from the program. Other options can make Spark load classes."""
 EMPTY_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"

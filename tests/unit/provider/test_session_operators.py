@@ -28,6 +28,7 @@ from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSe
 from airflow_provider_ckpt.processes import SessionProcess, submission
 from ckpt_runtime.client.session_command import SessionFiles
 from tests.support.certificates import Authority, internal_options, rest_options
+from tests.support.patience import patient
 from tests.unit.provider.conftest import JobManager, Task, deferral, finish, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.02, "wait_timeout": 20}
@@ -144,7 +145,7 @@ def test_a_session_is_ready_when_it_leads(session: dict[str, Any], task: Task, r
     assert started["reused"] is reused
     import httpx
 
-    assert httpx.get(f"{started['base_url']}/jobs/overview").status_code == 200
+    assert httpx.get(f"{started['base_url']}/jobs/overview", timeout=60).status_code == 200
 
 
 def test_session_that_never_leads_times_out(session: dict[str, Any], task: Task) -> None:
@@ -157,7 +158,7 @@ def test_session_that_never_leads_times_out(session: dict[str, Any], task: Task)
 
 
 def wait_for_line(file: Path, line: str) -> None:
-    until = time.monotonic() + 120
+    until = time.monotonic() + patient(120)
     while not file.exists() or line not in file.read_text():
         assert time.monotonic() < until, f"no {line!r} in {file}"
         time.sleep(0.02)

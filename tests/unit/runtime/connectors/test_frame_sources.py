@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.frame_sources import FrameSource
+from tests.support.patience import patient
 from tests.unit.runtime.connectors.split_jobs import Job
 
 NUMBERS = pa.schema([("n", pa.int64()), ("name", pa.string())])
@@ -65,7 +66,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read(job: Job, rows: int) -> None:
     """Reads until so many rows have come; frames are computed by a thread."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + patient(60)
     while len(job.rows) < rows:
         assert time.monotonic() < until
         job.discover()

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -464,27 +465,31 @@ class TestCrashAtEveryWrite:
             if self.dead:
                 raise StorageError("storage is away", "x")
 
-    async def life(self, world: World, store: HaStore) -> dict[str, Any]:
-        """Runs up to the first step that fails; returns the answer to the user."""
+    @staticmethod
+    async def script(world: World, store: HaStore, reported: dict[str, Any]) -> None:
+        job = world.submit_durably(store)
+        reported["submitted"] = True
+        await world.running(job)
+        reported["checkpoint"] = await checkpoint(job)
+        await job.patch_checkpoint_config(PATCH)
+        reported["patched"] = True
+        reported["checkpoint"] = await checkpoint(job)
+        for worker in world.active():
+            worker.state(TaskState.FINISHED)
+        await world.status(job, JobStatus.FINISHED)
+        reported["finished"] = True
+        await world.until(lambda: JOB not in store.jobs.list_ids() and not store.results.list_ids(dirty_only=True))
+
+    async def life(self, world: World, storage: Storage, store: HaStore) -> dict[str, Any]:
+        """Runs up to the first step that fails, or waits for storage; returns the answer to the user."""
         reported: dict[str, Any] = {}
-        try:
-            async with asyncio.timeout(1.0):
-                job = world.submit_durably(store)
-                reported["submitted"] = True
-                await world.running(job)
-                reported["checkpoint"] = await checkpoint(job)
-                await job.patch_checkpoint_config(PATCH)
-                reported["patched"] = True
-                reported["checkpoint"] = await checkpoint(job)
-                for worker in world.active():
-                    worker.state(TaskState.FINISHED)
-                await world.status(job, JobStatus.FINISHED)
-                reported["finished"] = True
-                await world.until(
-                    lambda: JOB not in store.jobs.list_ids() and not store.results.list_ids(dirty_only=True)
-                )
-        except (TimeoutError, NotReady, OperationFailure):
-            pass
+        script = asyncio.ensure_future(self.script(world, store, reported))
+        while not script.done() and not storage.dead:
+            await asyncio.sleep(0.001)
+        await asyncio.wait({script}, timeout=1.0)
+        script.cancel()
+        with suppress(asyncio.CancelledError, NotReady, OperationFailure):
+            await script
         for job in world.jobs:
             await crash(job)
         # No call of the dead driver is under way when storage comes back.
@@ -503,7 +508,7 @@ class TestCrashAtEveryWrite:
         storage.left, storage.after = writes, after
 
         async with World.start(tmp_path) as world:
-            reported = await self.life(world, HaStore(str(tmp_path / "ha"), fence=storage.check, epoch=1))
+            reported = await self.life(world, storage, HaStore(str(tmp_path / "ha"), fence=storage.check, epoch=1))
             storage.left, storage.dead = 1_000_000, False
             successor = driver(tmp_path, 2)
             jobs = find_jobs(successor, Configuration())
@@ -552,7 +557,7 @@ class TestCrashAtEveryWrite:
         storage = self.Storage(monkeypatch)
 
         async with World.start(tmp_path) as world:
-            reported = await self.life(world, HaStore(str(tmp_path / "ha"), fence=storage.check, epoch=1))
+            reported = await self.life(world, storage, HaStore(str(tmp_path / "ha"), fence=storage.check, epoch=1))
             assert reported == {"submitted": True, "checkpoint": 2, "patched": True, "finished": True}
             assert storage.writes <= 19
 

@@ -161,7 +161,7 @@ def test_stream_without_the_token_is_refused(serve: Callable[..., Served], path:
     served = serve(token="open sesame")
 
     async def ask() -> int:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             return (await client.get(f"http://127.0.0.1:{served.port}{path}")).status_code
 
     assert served.run(ask()) == 401
@@ -173,7 +173,7 @@ def test_a_driver_that_does_not_lead_has_no_stream(serve: Callable[..., Served])
     served.gateway.ready = False
 
     async def ask() -> int:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             return (await client.get(f"http://127.0.0.1:{served.port}/events")).status_code
 
     assert served.run(ask()) == 503

@@ -31,7 +31,7 @@ async def raw(port: int, request: bytes) -> bytes:
 async def test_start_on_a_free_port_serve_and_stop() -> None:
     before = signal.getsignal(signal.SIGINT)
     running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
         assert (await client.get("/v1/overview")).status_code == 200
     assert signal.getsignal(signal.SIGINT) == before
     await server.stop(running)

@@ -74,7 +74,7 @@ def test_a_server_under_another_name_gets_no_token(authority: Authority, url: st
 
 def test_request_without_tls_is_refused(url: str) -> None:
     with pytest.raises(httpx.TransportError):
-        httpx.get(url.replace("https", "http"), headers={"Authorization": "Bearer token"}, trust_env=False)
+        httpx.get(url.replace("https", "http"), headers={"Authorization": "Bearer token"}, trust_env=False, timeout=60)
     with CkptClient(url.replace("https", "http"), retry_timeout_s=0) as client, pytest.raises(Unreachable):
         client.cluster_overview()
 
@@ -115,5 +115,7 @@ def test_server_without_a_token_accepts_pages_of_its_own_origin(authority: Autho
     with served(create_app(FakeGateway(), token=None), context) as open_to_all:
         verify = ssl.create_default_context(cafile=str(authority.path))
         for origin, status in ((open_to_all, 200), (open_to_all.replace("https", "http"), 403)):
-            answer = httpx.get(f"{open_to_all}/overview", headers={"Origin": origin}, verify=verify, trust_env=False)
+            answer = httpx.get(
+                f"{open_to_all}/overview", headers={"Origin": origin}, verify=verify, trust_env=False, timeout=60
+            )
             assert answer.status_code == status
