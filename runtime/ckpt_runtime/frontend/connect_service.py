@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
     EVENT_TIME_OPTIONS,
     WATERMARK_POLICY,
+    Analysis,
     AnalysisRequest,
     Files,
     Shown,
@@ -388,12 +389,36 @@ class Service:
         if root and start.query_name and not any(key.lower() == CHECKPOINT_LOCATION for key in start.options):
             start.options[CHECKPOINT_LOCATION] = f"{root.rstrip('/')}/{start.query_name}"
         analysis = self._capture.analysis_of(self._capture.request_of(start.input, with_rows=True), later=True)
+        self._check_order(start, analysis)
         self._capture.queries.append(CapturedQuery(start, analysis))
         clock.started(ends=start.available_now or start.once)
         result = response.write_stream_operation_start_result
         result.query_id.id = _id_of(len(self._capture.queries) - 1)
         result.query_id.run_id = result.query_id.id
         result.name = start.query_name
+
+    def _check_order(self, start: Any, analysis: Analysis) -> None:
+        """Raises PlanError for a query that reads what an earlier one has written, which has ended for the program.
+
+        Spark runs one behind the other. In a job both run at the same time, and static tables are read before.
+        """
+        capture = self._capture
+        before = [query.start for at, query in enumerate(capture.queries) if not capture.clock.is_active(at)]
+        written = {place for each in before for place in _places(each.options, each.path, each.table_name)}
+        read: set[str] = set()
+        for table in (table for table in _reads(start.input) if not table.is_streaming):
+            source = table.data_source
+            read |= _places(source.options, *source.paths, table.named_table.unparsed_identifier)
+        for node in analysis.nodes if start.available_now or start.once else ():
+            if isinstance(node, Source) and node.plan_id in capture.sources:
+                read |= _places(capture.sources[node.plan_id].options)
+        if both := read & written:
+            raise PlanError(
+                "load",
+                f"{min(both)!r} is written by an earlier query, which has ended for the program; but all queries are "
+                "one job, which runs them at the same time: compute both results from one frame, or submit the second "
+                "query as a program of its own",
+            )
 
     def _to_table(self, start: Any) -> None:
         """Makes a request write to the directory of the table that ``toTable`` names."""
@@ -432,16 +457,26 @@ def _shows_columns(explain: Any) -> bool:
     return name in ("extended", "formatted")
 
 
-def _reads_stream(message: Any) -> bool:
-    """Returns whether a part of a request reads a stream by its source, not by a view's name."""
-    if message.DESCRIPTOR.name == "Read" and message.is_streaming:
-        return True
+def _reads(message: Any) -> Iterator[Any]:
+    """Yields the parts of a request that read a stream or a table by its source, not by a view's name."""
+    if message.DESCRIPTOR.name == "Read":
+        yield message
     for descriptor, value in message.ListFields():
         if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
             continue
-        if any(map(_reads_stream, value if descriptor.is_repeated else (value,))):
-            return True
-    return False
+        for part in value if descriptor.is_repeated else (value,):
+            yield from _reads(part)
+
+
+def _reads_stream(message: Any) -> bool:
+    return any(read.is_streaming for read in _reads(message))
+
+
+def _places(options: Mapping[str, str], *names: str) -> set[str]:
+    """The directories, tables and topics that a reader or writer names."""
+    given = {key.lower(): value for key, value in options.items()}
+    texts = (*names, *(given.get(key, "") for key in ("path", "topic")), *given.get("subscribe", "").split(","))
+    return {text.strip().removeprefix("file://").removeprefix("file:").rstrip("/") for text in texts} - {""}
 
 
 def _id_of(position: int) -> str:
