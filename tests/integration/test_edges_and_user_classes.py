@@ -60,7 +60,13 @@ def test_readers_and_writers_of_structured_streaming_run_unchanged_through_kills
     faults = tmp_path / "faults"
     (tmp_path / "batches").mkdir()
     faults.mkdir()
-    (tmp_path / "limit").write_text(str(LIMIT // 2))
+
+    def read_up_to(rows: int) -> None:
+        """Replaced as a whole: the readers look all the time."""
+        (tmp_path / "next").write_text(str(rows))
+        (tmp_path / "next").rename(tmp_path / "limit")
+
+    read_up_to(LIMIT // 2)
     job = cluster.submit(
         program_of("user_sources"),
         entry="user_sources:pipeline",
@@ -70,14 +76,17 @@ def test_readers_and_writers_of_structured_streaming_run_unchanged_through_kills
     )
     cluster.wait_for_status(job, JobStatus.RUNNING)
     choice = random.Random(7)
-    for number, fault in enumerate(("write", "kill", "snapshot", "commit", "kill")):
-        (tmp_path / "limit").write_text(str(LIMIT // 2 + number * LIMIT // 10))
+    for number, fault in enumerate(("write", "kill", "snapshot", "commit", "kill"), start=1):
+        file = faults / f"{fault}-raise"
         if fault == "kill":
             os.kill(choice.choice(cluster.worker_pids(job)), signal.SIGKILL)
         else:
-            _inject(cluster, faults / f"{fault}-raise")
-        wait_for_restarts(cluster, job, number + 1)
-    (tmp_path / "limit").write_text(str(LIMIT))
+            file.touch()
+        # All rows up to the last limit may have been read: the fault is met by those that come now.
+        read_up_to(LIMIT // 2 + number * LIMIT // 20)
+        cluster.wait_until(lambda file=file: not file.exists(), f"user code to act on {file.name}")  # type: ignore[misc]
+        wait_for_restarts(cluster, job, number)
+    read_up_to(LIMIT)
     cluster.wait_until(lambda: batch_rows(tmp_path) >= 2 * LIMIT, "all rows")
     cluster.savepoint(job, tmp_path / "savepoints", stop=True)
     assert_batches(tmp_path, LIMIT)

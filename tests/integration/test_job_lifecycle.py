@@ -144,7 +144,7 @@ def test_savepoint_of_a_running_job_restores_after_its_checkpoints_are_deleted(
     job.running()
     job.has_output()
     savepoint = job.cluster.savepoint(job.job_id, job.directory / "savepoints")
-    job.cluster.wait_for_checkpoints(job.job_id, 1)
+    job.cluster.wait_for_checkpoints(job.job_id, 2)  # the second one commits what the savepoint covers
     job.canceled()
     job.assert_retained()
     before = visible(job.out / "order")

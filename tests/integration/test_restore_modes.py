@@ -363,7 +363,7 @@ def test_disposing_of_a_savepoint_harms_no_checkpoint_and_deleting_checkpoints_n
     cluster = job.cluster
     cluster.wait_for_checkpoints(job.job_id, 2)
     doomed, kept = (local(cluster.savepoint(job.job_id, job.directory / "savepoints")) for _ in range(2))
-    cluster.wait_for_checkpoints(job.job_id, 1)  # what the savepoints cover is committed
+    cluster.wait_for_checkpoints(job.job_id, 2)  # the second one commits what the savepoints cover
     job.cancel()
     cluster.call(cluster.dispatcher.dispose_savepoint(str(doomed), None))
     cluster.wait_until(lambda: not doomed.exists(), "the disposal")

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import ClusterTimeoutError, MiniCluster
-from tests.support.outputs import assert_sequence, visible
+from tests.support.outputs import assert_sequence, hidden, visible
 
 PIPELINES = Path(__file__).parent / "pipelines"
 
@@ -215,6 +216,17 @@ class SequenceJob:
     def has_output(self) -> None:
         """Waits for the first committed rows."""
         self.cluster.wait_until(lambda: len(visible(self.out / "order")) > 0, "the first rows")
+
+    def pause_checkpoints(self) -> None:
+        """Waits until all that the last checkpoint covers is committed; an hour passes before the next one."""
+        living = self.cluster.dispatcher.jobs[self.job_id].living()
+        self.cluster.call(living.patch_checkpoint_config(CheckpointOverrides(interval_ms=3_600_000)))
+
+        def is_committed() -> bool:
+            counts = self.cluster.of_job(self.job_id, lambda job: job.checkpoint_statistics()).counts
+            return not counts.in_progress and not any(name.endswith(".pending") for name in hidden(self.out))
+
+        self.cluster.wait_until(is_committed, "the last checkpoint and its commits")
 
     def canceled(self) -> None:
         """Cancels and waits."""

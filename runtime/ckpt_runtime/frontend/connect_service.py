@@ -8,15 +8,20 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.frontend.batch_writers import SPARK_FILES
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, check_one_path, struct_type
 from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION
+from ckpt_runtime.frontend.scripts import ScriptEndedError
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
     EVENT_TIME_OPTIONS,
     WATERMARK_POLICY,
     AnalysisRequest,
+    Files,
+    Shown,
     Source,
     TableRequest,
 )
@@ -66,6 +71,9 @@ STREAM_ACTION = (
     "definition within a Spark Declarative Pipeline."
 )
 """Spark's message for an action on a frame of a stream, such as show or collect."""
+_WRITTEN_FORMATS = SPARK_FILES | {"parquet"}
+"""Formats of the files that a program may write before it starts its queries."""
+_MODES = {"SAVE_MODE_APPEND": "append", "SAVE_MODE_OVERWRITE": "overwrite", "SAVE_MODE_IGNORE": "ignore"}
 _CONVERSIONS = (
     *("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark."),
     ROWS_OPTION,
@@ -220,14 +228,57 @@ class Service:
         elif kind == "register_function":
             function = request.plan.command.register_function
             self._capture.registered[function.function_name] = self._capture.prepared(function)
+        elif kind is None:
+            self._collect(request.plan.root, response)
+        elif kind == "write_operation" and not self._capture.queries:
+            self._write(request.plan.command.write_operation)
         elif kind != "ml_command":
-            if kind is None and self._may_read_stream(request.plan.root):
-                raise PlanError("query", STREAM_ACTION)
-            what = kind or "an action on a frame, such as show or collect,"
-            raise PlanError("pipeline", f"{what} {_NEEDS_SPARK}")
+            raise PlanError("pipeline", f"{kind} {_NEEDS_SPARK}")
         last = self._proto.ExecutePlanResponse(session_id=request.session_id, operation_id=request.operation_id)
         last.result_complete.SetInParent()
         return iter([response, last])
+
+    def _collect(self, relation: Any, response: Any) -> None:
+        """Answers an action on a frame, such as ``collect`` or ``show``, with the rows that Spark has now.
+
+        Raises ScriptEndedError when queries have been started: what an action reads then may depend on their rows.
+        """
+        if self._may_read_stream(relation):
+            raise PlanError("query", STREAM_ACTION)
+        if self._capture.queries:
+            for position in self._capture.clock.end():
+                self._capture.queries[position].start.available_now = True
+            raise ScriptEndedError
+        collected: bool | Shown = True
+        if relation.WhichOneof("rel_type") == "show_string":
+            show = relation.show_string
+            collected, relation = Shown(show.num_rows, show.truncate, show.vertical), show.input
+        request = msgspec.structs.replace(self._capture.request_of(relation), collected=collected)
+        analysis = self._capture.analysis_of(request)
+        assert analysis.rows is not msgspec.UNSET
+        if collected is True:
+            response.schema.CopyFrom(_proto_type(struct_type(analysis).jsonValue()))
+        with pa.ipc.open_stream(analysis.rows) as reader:
+            response.arrow_batch.row_count = sum(batch.num_rows for batch in reader)
+        response.arrow_batch.data = analysis.rows
+
+    def _write(self, given: Any) -> None:
+        """Lets Spark write the rows of a frame without a stream, before the program starts its queries."""
+        if self._may_read_stream(given.input):
+            raise PlanError("df.write", "a stream is written with writeStream, as in Spark")
+        paths = [given.path] if given.path else [given.options[key] for key in given.options if key.lower() == "path"]
+        others = given.sort_column_names or given.clustering_columns or given.HasField("bucket_by")
+        format_ = given.source.lower() or "parquet"
+        if given.HasField("table") or others or not paths or format_ not in _WRITTEN_FORMATS:
+            raise PlanError(
+                "df.write",
+                f"a program writes {', '.join(sorted(_WRITTEN_FORMATS))} to a path before it starts its queries, "
+                "without buckets and clusters; write other formats and tables before, or in foreachBatch",
+            )
+        mode = given.DESCRIPTOR.enum_types_by_name["SaveMode"].values_by_number[given.mode].name
+        options = {key: value for key, value in given.options.items() if key.lower() != "path"}
+        files = Files(format_, paths[0], _MODES.get(mode, "error"), options, tuple(given.partitioning_columns))
+        self._capture.analysis_of(msgspec.structs.replace(self._capture.request_of(given.input), collected=files))
 
     def _sql(self, given: Any, result: Any) -> None:
         """Sets the result of ``spark.sql``: the relation itself, or no rows for a statement that creates something."""
