@@ -110,7 +110,7 @@ class Run:
             assert theirs
 
 
-NAMES = ("union", "join", "windows")
+NAMES = ("union", "join", "windows", "filtered")
 
 
 def slow_run(cluster: MiniCluster, directory: Path, name: str, continues: str = "yes") -> Run:
@@ -121,12 +121,17 @@ def slow_run(cluster: MiniCluster, directory: Path, name: str, continues: str = 
     return run
 
 
-def test_the_time_of_a_stream_is_that_of_all_subtasks_which_read_its_files(
+def test_the_time_of_a_stream_is_that_of_rows_which_no_filter_drops_in_all_subtasks(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path
 ) -> None:
-    """The latest rows of the two streams are in different subtasks."""
-    sources_in_step.write_batches(tmp_path, batches={"left": 6, "right": 12}, rows=100, files=2)
-    run = Run(cluster, tmp_path, sources_in_step.UNEVEN)
+    """The latest rows of the two streams of one query are in different subtasks, and filtered out in the others.
+
+    Three of these read the same frames.
+    """
+    names = sources_in_step.UNEVEN, "filtered", *sources_in_step.OF_ONE_FRAME
+    batches = {f"{stream}{number}": 6 for stream in ("left", "right") for number in (1, 2)}
+    sources_in_step.write_batches(tmp_path, batches={"left": 6, "right": 12, **batches}, rows=100, files=2)
+    run = Run(cluster, tmp_path, ",".join(names))
     run.submit(parallelism=2, unaligned=False, execution__checkpointing__interval="1 h")
     run.is_spark(spark)
 

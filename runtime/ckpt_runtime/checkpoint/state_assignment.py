@@ -26,7 +26,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import (
     OperatorSubtaskState,
 )
 from ckpt_runtime.checkpoint.executions import SubtaskKey
-from ckpt_runtime.graph.job_graph import WATERMARK, JobGraph, JobVertex, Partitioning
+from ckpt_runtime.graph.job_graph import FILTERED, WATERMARK, JobGraph, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 
 
@@ -121,6 +121,7 @@ def assign_states(
     _check_parallelism(operators, graph)
     known = {node.uid for vertex in graph.vertices for node in vertex.operators}
     lost = sorted(uid for uid, state in operators.items() if uid not in known and not state.is_empty)
+    lost = [uid for uid in lost if FILTERED not in uid]  # filters may be removed
     if lost and not allow_non_restored_state:
         raise NonRestoredStateError(lost)
     finished = _finished_vertices(operators, graph)
@@ -184,15 +185,17 @@ def _states_by_uid(checkpoint: CompletedCheckpoint) -> dict[str, _OperatorState]
 def _with_known_watermarks(operators: Mapping[str, _OperatorState], graph: JobGraph) -> Mapping[str, _OperatorState]:
     """The states, those of watermarks without given uids under the uids that these have now.
 
-    Earlier versions derived them from the positions in the program, which ascend as the numbers of today do.
+    Earlier versions derived them from the positions in the program, which ascend as the numbers of today do. One behind
+    filters that the snapshot does not know starts with the time of the one in front of them, which the query had.
     """
-    nodes = (node for vertex in graph.vertices for node in vertex.operators)
-    wanted = sorted((node.uid for node in nodes if node.kind == WATERMARK and not node.uid_given), key=_number)
+    nodes = [node for vertex in graph.vertices for node in vertex.operators if node.kind == WATERMARK]
+    behind = [node.uid for node in nodes if FILTERED in node.uid]
+    wanted = sorted((node.uid for node in nodes if not node.uid_given and node.uid not in behind), key=_number)
     found = sorted((uid for uid in operators if re.fullmatch(rf"{WATERMARK}-[0-9]+", uid)), key=_number)
-    if len(wanted) != len(found):
-        return operators
-    renamed = dict(zip(found, wanted, strict=True))
-    return {renamed.get(uid, uid): state for uid, state in operators.items()}
+    renamed = dict(zip(found, wanted, strict=True)) if len(wanted) == len(found) else {}
+    states = {renamed.get(uid, uid): state for uid, state in operators.items()}
+    fronts = {uid: uid.partition(FILTERED)[0] for uid in behind if uid not in states}
+    return {**states, **{uid: states[front] for uid, front in fronts.items() if front in states}}
 
 
 def _number(uid: str) -> int:

@@ -18,6 +18,7 @@ import msgspec
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.catalog_tables import NewTables, StaticTables, table_to_read, table_to_write
 from ckpt_runtime.frontend.catalyst import companion, items, jvm_name, spark_type
+from ckpt_runtime.frontend.moved_filters import with_moved_filters
 from ckpt_runtime.frontend.plan_reader import PlanReader
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
@@ -27,6 +28,7 @@ from ckpt_runtime.frontend.typed_plan import (
     AnalysisRequest,
     CatalogTable,
     CreatedView,
+    Files,
     TableRequest,
 )
 from ckpt_runtime.graph.schema import DocumentError
@@ -58,7 +60,8 @@ class Analyzer:
         answers = {}
         for text, request in zip(texts, requests, strict=True):
             digest = sha256(bytes(text)).hexdigest()
-            lasting = request.with_rows is True or request.table is not msgspec.UNSET
+            given = (request.with_rows, request.table, request.collected)
+            lasting = any(part is not msgspec.UNSET for part in given)
             if known is not None and lasting and digest in known:
                 answers[digest] = known[digest]
             else:
@@ -77,6 +80,21 @@ class Analyzer:
             spark = spark_session()
             session = spark._jsparkSession.newSession()
             analysis = _refusing(lambda: _analyze(spark, session, request, self._serial, known, static))
+        collected = request.collected
+        if collected is not msgspec.UNSET and analysis.nodes:
+            form = None if isinstance(collected, bool) else collected
+            if len(static) != 1 or len(analysis.nodes) != 1:
+                return Analysis(unsupported="an action on a frame: only a frame that reads no stream has rows")
+            [plan] = static.values()
+
+            def collect() -> Analysis:
+                if isinstance(form, Files):
+                    known.write(spark, session, plan, form)
+                    return analysis
+                rows = known.collected(spark, session, plan, analysis.columns, form)
+                return msgspec.structs.replace(analysis, rows=rows)
+
+            return _refusing(collect)
         if request.with_rows is not True or not analysis.nodes:
             return analysis
 
@@ -224,7 +242,7 @@ _RELATIONS = frozenset(
     {
         *("project", "filter", "join", "set_op", "sort", "limit", "offset", "aggregate", "sql", "range", "unpivot"),
         *("subquery_alias", "repartition", "repartition_by_expression", "to_df", "to_schema", "hint", "deduplicate"),
-        *("local_relation", "sample", "with_relations", "collect_metrics"),
+        *("local_relation", "sample", "with_relations", "collect_metrics", "tail"),
         *("lateral_join", "unresolved_table_valued_function"),
         *(
             "map_partitions",
@@ -342,9 +360,10 @@ class _Planner:
         connect = jvm.org.apache.spark.sql.connect
         registry = session.sessionState().functionRegistry()
         option = jvm.scala.Option
+        place = (option.apply("builtin"), option.apply("system"))
+        identifier = jvm.org.apache.spark.sql.catalyst.FunctionIdentifier
         for name in (*_RUN_CODE, *_NOT_LOADED):
-            place = (option.apply("builtin"), option.apply("system"))
-            registry.dropFunction(jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name, *place))
+            registry.dropFunction(identifier(name, *place))
         session.conf().set("spark.sql.runSQLOnFiles", "false")
         # Otherwise Spark replaces ${env:NAME} in SQL texts by a variable of the driver's environment.
         session.conf().set("spark.sql.variable.substitute", "false")
@@ -354,13 +373,17 @@ class _Planner:
         self._session = session
 
     def analyzed(self, relation: bytes) -> Any:
+        """Returns the plan of a query."""
+        return self._in_steps(self._checked_plan(relation), moves=True)
+
+    def _checked_plan(self, relation: bytes) -> Any:
         from pyspark.sql.connect.proto import Relation
 
         message = Relation.FromString(_checked("Relation", relation))
         self._keep_marks(message)
         plan = self._resolved(message)
         self._session.sessionState().analyzer().checkAnalysis(plan)
-        return self._without_subqueries(plan)
+        return plan
 
     def _resolved(self, relation: Any) -> Any:
         parsed = self._jvm.org.apache.spark.connect.proto.Relation.parseFrom(relation.SerializeToString())
@@ -388,20 +411,25 @@ class _Planner:
             for alias, column in zip(marked, items(self._resolved(selected).output()), strict=True):
                 alias.metadata = str(column.metadata().json())
 
-    def _without_subqueries(self, plan: Any) -> Any:
+    def _in_steps(self, plan: Any, *, moves: bool) -> Any:
         """Returns a plan with ``WITH`` inlined and subqueries that depend on rows as joins, by Spark's rules.
 
         ``SELECT DISTINCT`` becomes an aggregation, and the current user, catalog and database constants, as in Spark.
+        With ``moves``, filters are moved in front of watermarks, as Spark does before it makes joins of subqueries.
         """
         catalyst = self._jvm.org.apache.spark.sql.catalyst
         patterns = companion(catalyst.trees, "TreePattern")
         if plan.containsPattern(patterns.CTE()):
             plan = catalyst.optimizer.InlineCTE(True, False, False).apply(plan)
-        if plan.containsPattern(patterns.IN_SUBQUERY()) or plan.containsPattern(patterns.EXISTS_SUBQUERY()):
+        in_predicate = plan.containsPattern(patterns.IN_SUBQUERY()) or plan.containsPattern(patterns.EXISTS_SUBQUERY())
+        scalar = plan.containsPattern(patterns.SCALAR_SUBQUERY())
+        if in_predicate or scalar:
             plan = companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
+        if moves:
+            plan = with_moved_filters(self._jvm, plan)
+        if in_predicate:
             plan = companion(catalyst.optimizer, "RewritePredicateSubquery").apply(plan)
-        if plan.containsPattern(patterns.SCALAR_SUBQUERY()):
-            plan = companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
+        if scalar:
             _check_subqueries(plan)
             plan = companion(catalyst.optimizer, "RewriteCorrelatedScalarSubquery").apply(plan)
         if plan.containsPattern(patterns.DISTINCT_LIKE()):
@@ -415,7 +443,7 @@ class _Planner:
         """Returns the table of the catalog that a stream reads, or that the rows of a relation are written to."""
         if not request.format:
             return table_to_read(self._session, request, new)
-        return table_to_write(self._session, request, self.analyzed(relation).schema(), new)
+        return table_to_write(self._session, request, self._checked_plan(relation).schema(), new)
 
     def register_function(self, function: bytes) -> None:
         """Registers a Python function, so that SQL text may name it."""
@@ -434,8 +462,8 @@ class _Planner:
 
     def register(self, name: str, relation: bytes, reader: PlanReader) -> None:
         """Registers a view. Its plan is read first, because Spark runs a command as soon as it makes a frame of it."""
-        plan = self.analyzed(relation)
-        reader.read(plan)
+        plan = self._checked_plan(relation)
+        reader.read(self._in_steps(plan, moves=False))
         rows = self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(self._session, plan)
         rows.createOrReplaceTempView(name)
 

@@ -31,7 +31,7 @@ def explanation(
     """
     if isinstance(of, CapturedQuery):
         plan = LogicalPlan("explained")
-        mode = _mapper(capture, plan, resolve).add(of)
+        mode = _mapper(capture, plan, resolve).add(of, of.start.query_name)
         named = f"query {of.start.query_name!r}" if of.start.query_name else "query"
     elif isinstance(of.nodes[-1], StaticTable):
         return "== Plan of a static table ==\nSpark computes its rows while the program is planned."

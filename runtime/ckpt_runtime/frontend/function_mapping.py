@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.expressions.types import SparkType, arrow_type
 from ckpt_runtime.frontend.generators import generate_spec
-from ckpt_runtime.frontend.joins import TIMES, Side, all_of, conditions_of
+from ckpt_runtime.frontend.joins import TIMES, Side, all_of, conditions_of, parts_of
 from ckpt_runtime.frontend.python_functions import CapturedFunctions, calls_python, functions_spec, separated
 from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_schema
 from ckpt_runtime.frontend.stateful import UniqueNames
@@ -392,13 +392,8 @@ def _apart(node: Join) -> tuple[Join, Expression | None]:
         )
     plain: list[Expression] = []
     called: list[Expression] = []
-    waiting = [node.condition]
-    while waiting:
-        tree = waiting.pop()
-        if isinstance(tree, Call) and tree.function == "And":
-            waiting += reversed(tree.arguments)
-        else:
-            (called if calls_python(tree) else plain).append(tree)
+    for tree in parts_of(node.condition):
+        (called if calls_python(tree) else plain).append(tree)
     return msgspec.structs.replace(node, condition=all_of(plain)), all_of(called)
 
 

@@ -400,6 +400,13 @@ def _compared(tree: Expression, *, nulls_match: bool) -> list[Expression]:
     return [missing, Call("Coalesce", (tree, constant), kind)]
 
 
+def parts_of(condition: Expression) -> list[Expression]:
+    """Returns the conditions that all have to be true for a condition to be true, in their order."""
+    if isinstance(condition, Call) and condition.function == "And":
+        return [part for argument in condition.arguments for part in parts_of(argument)]
+    return [condition]
+
+
 def all_of(conditions: Sequence[Expression]) -> Expression | None:
     """Returns a condition that is true where all of these are, None for none."""
     if not conditions:

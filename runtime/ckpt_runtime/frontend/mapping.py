@@ -15,12 +15,13 @@ import pyarrow as pa
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
-from ckpt_runtime.expressions.nodes import Column
+from ckpt_runtime.expressions.nodes import Column, Expression
 from ckpt_runtime.frontend.batch_writers import MEMORY_VIEW, SPARK_FILES, Console, MemoryTable, SparkWrite
 from ckpt_runtime.frontend.capture import TABLE_SOURCES, Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.complete_mode import check_complete, check_complete_sink
 from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
 from ckpt_runtime.frontend.generators import columns_of
+from ckpt_runtime.frontend.joins import parts_of
 from ckpt_runtime.frontend.observe import add_observe
 from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_schema
 from ckpt_runtime.frontend.query_watermark import QueryWatermarks, only_event_time
@@ -355,7 +356,8 @@ def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve, fresh: Co
     continuing, beginning = Shared(), Shared()
     for number, query in enumerate(capture.queries):
         before = len(plan.nodes)
-        QueryMapper(capture, plan, resolve, beginning if number in fresh else continuing).add(query)
+        mapper = QueryMapper(capture, plan, resolve, beginning if number in fresh else continuing)
+        mapper.add(query, query.start.query_name or str(number))
         for node in plan.nodes[before:]:
             node.starts_fresh = number in fresh
 
@@ -383,10 +385,16 @@ class QueryMapper:
         self._operators = QueryOperators(capture, plan, {}, "append")
         self._inputs: list[Inputs] = []
         """The origins of the rows of the typed plan's nodes; none for those that have not been added yet."""
+        self._of_all_rows: dict[int, int] = {}
         self._ends = self._one_batch = False
+        self._name = ""
 
-    def add(self, query: CapturedQuery) -> str:
-        """Adds the operators of the query, the sink included. Returns its output mode."""
+    def add(self, query: CapturedQuery, name: str) -> str:
+        """Adds the operators of the query, the sink included. Returns its output mode.
+
+        What belongs to this query alone is identified by ``name``.
+        """
+        self._name = name
         self._one_batch = query.start.once
         self._ends = bool(query.start.available_now or query.start.once)
         self.add_frame(query.analysis, str(query.start.output_mode or "append").lower())
@@ -404,16 +412,19 @@ class QueryMapper:
         self._operators = QueryOperators(self._capture, self._plan, analysis.places, mode)
         self._inputs = [()] * len(nodes)
         watermarks = QueryWatermarks(nodes, mode)
+        self._of_all_rows = watermarks.of_all_rows
         for at in watermarks.order:
             node = nodes[at]
             if isinstance(node, Source) and node.plan_id is not None:
                 check_pruned(self._capture.sources[node.plan_id], at, nodes)
             for other in watermarks.others(at):
                 self._add_event_time(other, node.inputs[0], nodes)
-            if watermarks.has_no_effect(at):
+            if watermarks.has_no_effect(at) or (isinstance(node, Filter) and self._is_moved(node, nodes)):
                 self._inputs[at] = self._inputs[node.inputs[0]]
             else:
-                self._inputs[at] = self._once(node, nodes)
+                self._inputs[at] = self._once(at, nodes)
+                if at in watermarks.of_all_rows.values():  # rows that are sent in turn are so behind the moved filters
+                    self._inputs[at] = _forward(self._inputs[at])
 
     def _add_event_time(self, watermark: int, below: int, nodes: tuple[PlanNode, ...]) -> None:
         """Adds the watermarks of another stream, but no rows, to the rows of a node."""
@@ -426,23 +437,27 @@ class QueryMapper:
             self._shared.frames[key] = found
         self._inputs[below] += found
 
-    def _once(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> Inputs:
+    def _once(self, at: int, nodes: tuple[PlanNode, ...]) -> Inputs:
         """Returns the origin of the rows of a node; adds its operators unless another query has the same node."""
+        node = nodes[at]
         static = isinstance(node, StaticTable) or any(isinstance(nodes[at], StaticTable) for at in node.inputs)
         if static or isinstance(node, Generate) or self._operators.output_mode == "complete":
             # A table is not an operator by which its join could be found again, the columns that a generator repeats
             # depend on its readers, and a complete result belongs to one query.
-            return self._mapped(node, nodes)
-        inputs = tuple(self._inputs[at] for at in node.inputs)
+            return self._mapped(at, nodes)
+        inputs = tuple(self._inputs[place] for place in node.inputs)
         relation = msgspec.json.encode(msgspec.structs.replace(node, inputs=()), order="sorted")
-        key = (self._operators.output_mode if isinstance(node, Aggregate) else "", self._ends, relation, inputs)
+        own = self._operators.output_mode if isinstance(node, Aggregate) else ""
+        own = self._name if at in self._of_all_rows else own
+        key = (own, self._ends, relation, inputs)
         found = self._shared.frames.get(key)
         if found is None:
-            found = self._shared.frames[key] = self._mapped(node, nodes)
+            found = self._shared.frames[key] = self._mapped(at, nodes)
         return found
 
-    def _mapped(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> Inputs:
+    def _mapped(self, at: int, nodes: tuple[PlanNode, ...]) -> Inputs:
         """Adds the operators of a node and returns what their rows come from."""
+        node = nodes[at]
         inputs = self._inputs[node.inputs[0]] if node.inputs else ()
         schema = arrow_schema(node.columns)
         match node:
@@ -458,21 +473,7 @@ class QueryMapper:
                 add: Any = add_filter if isinstance(node, Filter) else add_observe
                 return tuple(add(self._operators, node, inputs, schema))
             case Watermark():
-                column = schema.names[node.column]
-                if not pa.types.is_timestamp(schema.field(node.column).type):
-                    raise PlanError(
-                        "withWatermark",
-                        f"column {column!r} is not a timestamp; select its window.start or window.end first",
-                    )
-                if _has_watermark(node, nodes):
-                    raise PlanError("withWatermark", "the stream has a watermark already; set it once, as in Spark")
-                policy = self._capture.event_time.get(WATERMARK_POLICY, "min")
-                spec = specs.WatermarkSpec(
-                    *(column, node.delay_ms),
-                    keeps_last=not self._capture.has_empty_batches,
-                    greatest=policy.lower() == "max",
-                )
-                return self._watermark(spec, inputs, schema, node.plan_id)
+                return self._watermark(at, node, nodes, schema)
             case Union() | Repartition():
                 return self._edges(node, nodes, schema)
             case Aggregate() | Expand() | Deduplicate() | Sort() | Limit():
@@ -488,15 +489,52 @@ class QueryMapper:
             raise PlanError("union", "a stream and a static table cannot be combined by union, as in Spark; join them")
         return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
 
-    def _watermark(self, spec: specs.WatermarkSpec, inputs: Inputs, schema: pa.Schema, plan_id: int | None) -> Inputs:
+    def _watermark(self, at: int, node: Watermark, nodes: tuple[PlanNode, ...], schema: pa.Schema) -> Inputs:
         """Adds event time. Where rows are repartitioned before it, they are after it: it has to see them in order."""
-        repartitioned = any(edge.partitioning is Partitioning.REBALANCE for edge in inputs)
-        edges = tuple(LogicalInput(edge.node) for edge in inputs)
+        column = schema.names[node.column]
+        if not pa.types.is_timestamp(schema.field(node.column).type):
+            raise PlanError(
+                "withWatermark",
+                f"column {column!r} is not a timestamp; select its window.start or window.end first",
+            )
+        policy = self._capture.event_time.get(WATERMARK_POLICY, "min")
+        spec = specs.WatermarkSpec(
+            *(column, node.delay_ms), keeps_last=not self._capture.has_empty_batches, greatest=policy.lower() == "max"
+        )
+        inputs = self._inputs[node.inputs[0]]
+        if at in self._of_all_rows:
+            return self._filtered_watermark(spec, inputs, nodes[self._of_all_rows[at]])
+        if _has_watermark(node, nodes):
+            raise PlanError("withWatermark", "the stream has a watermark already; set it once, as in Spark")
+        edges = _forward(inputs)
         if self._ends and len(apart := [each for edge in edges for each in self._operators.apart(edge)]) > 1:
             edges = tuple(made for edge in apart for made in self._operators.apply(spec, (edge,), schema, None))
             spec = replace(spec, united=True)
-        edges = self._operators.apply(spec, edges, schema, plan_id)
-        return _in_turn(edges) if repartitioned else edges
+        edges = self._operators.apply(spec, edges, schema, node.plan_id)
+        return _in_turn(edges) if _are_in_turn(inputs) else edges
+
+    def _filtered_watermark(self, spec: specs.WatermarkSpec, inputs: Inputs, of_all_rows: PlanNode) -> Inputs:
+        """Adds the event time of rows behind moved filters, which have the parallelism of the one in front of them."""
+        edges = self._operators.apply(spec, inputs, inputs[0].node.schema, None)
+        node = edges[0].node
+        node.filtered_for = self._name
+        between = [node]
+        while not isinstance((above := between[-1].inputs[0].node).spec, specs.WatermarkSpec):
+            between.append(above)
+        for each in between:
+            each.parallelism = above.parallelism
+        return _in_turn(edges) if _are_in_turn(self._inputs[of_all_rows.inputs[0]]) else edges
+
+    def _is_moved(self, node: Filter, nodes: Sequence[PlanNode]) -> bool:
+        """Whether all conditions of a filter are in front of the watermark before it, too, and it has no hints."""
+        [at] = node.inputs
+        if at not in self._of_all_rows or (node.plan_id is not None and self._capture.hints.get(node.plan_id)):
+            return False
+        moved: list[Expression] = []
+        while isinstance(below := nodes[nodes[at].inputs[0]], Filter):
+            moved += parts_of(below.condition)
+            [at] = nodes[at].inputs
+        return all(part in moved for part in parts_of(node.condition))
 
     def _source(self, node: Source, schema: pa.Schema) -> Inputs:
         assert node.plan_id is not None
@@ -580,6 +618,15 @@ def _has_watermark(node: PlanNode, nodes: Sequence[PlanNode]) -> bool:
     return any(
         isinstance(each, Watermark) or (isinstance(each, passes) and _has_watermark(each, nodes)) for each in below
     )
+
+
+def _forward(edges: Inputs) -> Inputs:
+    """Returns edges that send the rows of a subtask to one subtask of what reads them."""
+    return tuple(LogicalInput(edge.node) for edge in edges)
+
+
+def _are_in_turn(edges: Inputs) -> bool:
+    return any(edge.partitioning is Partitioning.REBALANCE for edge in edges)
 
 
 def _in_turn(edges: Inputs) -> Inputs:

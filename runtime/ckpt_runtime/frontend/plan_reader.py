@@ -16,6 +16,7 @@ from ckpt_runtime.frontend.catalog_tables import check_static
 from ckpt_runtime.frontend.catalyst import PlanNodes, companion, function_number, items, jvm_name, output
 from ckpt_runtime.frontend.joins import HOW
 from ckpt_runtime.frontend.lateral import read_lateral
+from ckpt_runtime.frontend.moved_filters import PLACEHOLDERS, until_stable
 from ckpt_runtime.frontend.observe import read_observe
 from ckpt_runtime.frontend.stateful_analysis import (
     PROCESSORS,
@@ -41,22 +42,13 @@ from ckpt_runtime.frontend.typed_plan import (
 )
 
 _SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "RepartitionByExpression", "LocalLimit", "PipeOperator"})
-_PLACEHOLDERS = frozenset({"StreamingRelation", "StreamingRelationV2"})
 _RULES = ("EliminateOuterJoin", "PushDownPredicates", "ColumnPruning")
 """Rules that decide which columns a join reads. They keep the joins of a plan and their order."""
-_MOST_ROUNDS = 100  # Spark's own limit
 
 
 def _late_columns(optimizer: Any, plan: Any) -> Iterator[tuple[int | None, int | None]]:
     """Yields Spark's ids of these columns for each join of two streams of an analyzed plan, children first."""
-    rules = [companion(optimizer, name) for name in _RULES]
-    for _ in range(_MOST_ROUNDS):
-        before = plan
-        for rule in rules:
-            plan = rule.apply(plan)
-        if plan.fastEquals(before):
-            break
-    yield from _of_joins(plan)
+    yield from _of_joins(until_stable([companion(optimizer, name) for name in _RULES], plan))
 
 
 def _of_joins(plan: Any) -> Iterator[tuple[int | None, int | None]]:
@@ -101,7 +93,7 @@ class PlanReader(PlanNodes):
             columns, ids = output(plan.output())
             self._static[len(self.nodes)] = plan
             return self.add(StaticTable(columns=columns), ids)
-        if name == "Project" and jvm_name(plan.child()) in _PLACEHOLDERS:
+        if name == "Project" and jvm_name(plan.child()) in PLACEHOLDERS:
             return self.represent(Source, plan)
         children = items(plan.children())
         if name in PROCESSORS and not has_initial_state(name, plan):

@@ -18,6 +18,7 @@ from ckpt_runtime.frontend.typed_plan import (
     StatefulFunction,
     Watermark,
     joins_streams,
+    watermark_of_all_rows,
 )
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.event_time import NO_ROWS
@@ -53,6 +54,10 @@ class QueryWatermarks:
             self._above.append(frozenset([at]).union(*(self._above[place] for place in node.inputs)))
             self._plain.append(not _is_stateful(node, nodes) and all(self._plain[place] for place in node.inputs))
         self.order = sorted(range(len(nodes)), key=lambda at: not self._plain[at])
+        self.of_all_rows = {at: front for at in self.order if (front := watermark_of_all_rows(at, nodes)) is not None}
+        """The watermarks in front of moved filters, by those behind them. The query only has the time of these."""
+        marks = {at for at, node in enumerate(nodes) if isinstance(node, Watermark)}
+        self._marks = marks.difference(self.of_all_rows.values())
 
     def has_no_effect(self, at: int) -> bool:
         """Whether a node is the only watermark of its rows, which come from state, and no state depends on it."""
@@ -60,19 +65,19 @@ class QueryWatermarks:
             return False
         above = self._above[at] - {at}
         readers = (node for place, node in enumerate(self._nodes) if at in self._above[place])
-        return not any(isinstance(self._nodes[place], Watermark) for place in above) and not any(
-            _is_stateful(node, self._nodes) for node in readers
-        )
+        return self._marks.isdisjoint(above) and not any(_is_stateful(node, self._nodes) for node in readers)
 
     def others(self, at: int) -> list[int]:
         """Returns the positions of the watermarks that a node needs besides those of its own streams."""
         node, above = self._nodes[at], self._above[at]
-        own = any(isinstance(self._nodes[place], Watermark) for place in above)
-        if not own or not _is_stateful(node, self._nodes) or not _reads_event_time(node, self._mode):
+        if (
+            self._marks.isdisjoint(above)
+            or not _is_stateful(node, self._nodes)
+            or not _reads_event_time(node, self._mode)
+        ):
             return []
         # Nothing can know the event time that an operator with state leads to before that operator.
-        known = (place for place, each in enumerate(self._nodes) if isinstance(each, Watermark) and self._plain[place])
-        return [place for place in known if place not in above]
+        return [place for place in sorted(self._marks - above) if self._plain[place]]
 
 
 def only_event_time(operators: QueryOperators, node: PlanNode, inputs: Inputs, wanted: PlanNode) -> Inputs:

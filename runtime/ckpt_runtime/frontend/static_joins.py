@@ -15,7 +15,7 @@ from ckpt_runtime.expressions.evaluation import compile_expression
 from ckpt_runtime.expressions.nodes import Call, Expression, Lambda, moved
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.generators import columns_of
-from ckpt_runtime.frontend.joins import all_of
+from ckpt_runtime.frontend.joins import all_of, parts_of
 from ckpt_runtime.frontend.static_tables import path_of
 from ckpt_runtime.frontend.typed_plan import Join, StaticTable, TypedColumn
 from ckpt_runtime.graph.errors import PlanError
@@ -59,15 +59,15 @@ def static_join_spec(
             "stream",
         )
     width = len(sides[stream_side])
-    conjuncts: list[Expression] = []
+    parts: list[Expression] = []
     if node.condition is not None:
         condition = node.condition
         if stream_side:  # over the stream's columns, then the table's
             left, right = map(len, sides)
             condition = moved(condition, lambda at: at + right if at < left else at - left)
-        _collect(condition, conjuncts)
+        parts = parts_of(condition)
     keys, filters, rest = [], [], []
-    for tree in conjuncts:
+    for tree in parts:
         key = None if _calls(tree, _NOW) else _key(tree, width)
         if key is not None:
             keys.append(key)
@@ -86,14 +86,6 @@ def static_join_spec(
     return StaticJoinSpec(
         how, path_of(directory, table.digest), tuple(keys), tuple(filters), all_of(rest), width, output, schema
     )
-
-
-def _collect(tree: Expression, conjuncts: list[Expression]) -> None:
-    if isinstance(tree, Call) and tree.function == "And":
-        for argument in tree.arguments:
-            _collect(argument, conjuncts)
-    else:
-        conjuncts.append(tree)
 
 
 def _key(tree: Expression, width: int) -> StaticJoinKey | None:

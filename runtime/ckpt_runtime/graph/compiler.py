@@ -21,6 +21,7 @@ from ckpt_runtime.graph.event_time import GROUP_OPTION, alignment_of
 from ckpt_runtime.graph.formats import BATCH_LIMITS, COMMITTABLE_SCHEMA, SPLIT_SCHEMA, available_now, is_split_source
 from ckpt_runtime.graph.job_graph import (
     BATCHES,
+    FILTERED,
     WATERMARK,
     JobEdge,
     JobGraph,
@@ -163,7 +164,8 @@ def _check_alignment(chains: list[list[_Operator]]) -> None:
         field = f"option {GROUP_OPTION!r}"
         if not _is_paced(spec):
             raise PlanError(field, f"source {uid!r} is a PySpark DataSource, whose readers cannot be made to wait")
-        watermarks = [operator.uid for operator in chain if isinstance(operator.node.spec, WatermarkSpec)]
+        # Event time of all rows counts, also where some are filtered out before the query's own event time.
+        watermarks = [each for each in chain if each.node.kind == WATERMARK and each.node.filtered_for is None]
         if len(watermarks) != 1:
             raise PlanError(
                 field,
@@ -320,6 +322,11 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
     for position, node in enumerate(nodes):
         if node.uid is None and isinstance(node.spec, RangeReaderSpec):
             uid = uids[node.inputs[0].node] + READER_SUFFIX  # its source's rate and position are looked up by it
+        elif node.filtered_for is not None:
+            above = node.inputs[0].node
+            while not isinstance(above.spec, WatermarkSpec):
+                above = above.inputs[0].node
+            uid = _free_uid(uids[above] + FILTERED + node.filtered_for, taken)
         else:
             uid = node.uid or _derived_uid(node, position, unnamed, taken)
         uids[node] = uid
@@ -352,7 +359,10 @@ def _derived_uid(node: LogicalNode, position: int, unnamed: Counter[str], taken:
     if node.stateful or node.kind == WATERMARK:
         position = unnamed[node.kind]
         unnamed[node.kind] += 1
-    uid = f"{node.kind}-{position}"
+    return _free_uid(f"{node.kind}-{position}", taken)
+
+
+def _free_uid(uid: str, taken: set[str]) -> str:
     while uid in taken:
         uid += "-derived"
     taken.add(uid)
@@ -405,6 +415,7 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
     """
     whole: dict[str, bool] = {}
     lost: dict[str, str] = {}
+    united: set[str] = set()
     for operator in operators:
         uid, spec = operator.uid, operator.node.spec
         sources = [edge.source.uid for edge in operator.inputs]
@@ -412,7 +423,14 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
         if isinstance(spec, WatermarkSpec) and spec.united and _have_batches(operator):
             operator.node.spec = replace(spec, by_ranges=True, by_batches=True)
             lost[uid] = f"several streams meet at operator {uid!r}"
+            united.add(uid)
             continue
+        if not united.isdisjoint(sources) and _why_ranges_end_at(operator) is None:
+            united.add(uid)  # the ends of batches come behind their rows here, too
+            if isinstance(spec, WatermarkSpec) and operator.node.filtered_for is not None:
+                operator.node.spec = replace(spec, by_ranges=True, by_batches=True, united=True)
+                lost[uid] = lost[sources[0]]
+                continue
         if reason is None and not isinstance(spec, RangeReaderSpec):
             if whole.keys().isdisjoint(sources):
                 continue
@@ -512,6 +530,10 @@ def _separate_calls(operators: list[_Operator]) -> None:
             operator.node.spec, operator.in_step = replace(spec, in_calls=True), True
         elif isinstance(spec, CommitterSpec) and above[operator.uid] <= waiting:
             operator.node.spec = replace(spec, in_calls=True)
+            writer = operator.inputs[0].source.node
+            alone = len(above[operator.uid]) == 1 and not spec.whole
+            if alone and isinstance(writer.spec, SinkSpec) and spec.format == "foreachBatch":
+                writer.spec = replace(writer.spec, batch=spec.schema)
 
 
 def _has_batches(spec: OperatorSpec) -> TypeGuard[EnumeratorSpec]:

@@ -63,6 +63,8 @@ class OperatorNode:
 
 WATERMARK = "watermark"
 """The kind of operators that determine event time. They keep the time that they have reached, but no rows."""
+FILTERED = ".filtered."
+"""Stands between the uid of a watermark and the name of a query, in the uid of the query's own one behind filters."""
 BATCHES = "$batches of "
 """The group of sources whose batches wait for each other begins with it; the uid of one of their query follows."""
 

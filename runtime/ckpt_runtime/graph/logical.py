@@ -70,7 +70,8 @@ class LogicalInput:
 @dataclass(slots=True, eq=False)
 class LogicalNode:
     """One operator. ``schema`` is the schema of its output (None for sinks); None in other fields: the compiler
-    decides. ``starts_fresh``: it ignores its state in the snapshot of another job.
+    decides. ``starts_fresh``: it ignores its state in the snapshot of another job. ``filtered_for`` is set for a
+    watermark behind filters that belong to one query, which has this name; another watermark is in front of them.
     """
 
     spec: specs.OperatorSpec
@@ -81,6 +82,7 @@ class LogicalNode:
     parallelism: int | None = None
     chaining: Chaining = Chaining.ALWAYS
     starts_fresh: bool = False
+    filtered_for: str | None = None
 
     @property
     def kind(self) -> str:

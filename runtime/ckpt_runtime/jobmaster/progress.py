@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.measures import ENOUGH_LOOKS, EventTimes, Interval, OperatorMeasures
-from ckpt_runtime.graph.job_graph import JobGraph, OperatorNode
+from ckpt_runtime.graph.job_graph import FILTERED, WATERMARK, JobGraph, OperatorNode
 from ckpt_runtime.graph.schema import decoded
 from ckpt_runtime.graph.specs import ObserveSpec
 from ckpt_runtime.sources import Offsets
@@ -331,7 +331,9 @@ def _event_time(nodes: Iterable[OperatorNode], totals: Mapping[str, OperatorTota
 
     The end of data is a watermark, too, which lies behind all times that have a text.
     """
-    marked = [node for node in nodes if node.kind == "watermark"]
+    marked = [node for node in nodes if node.kind == WATERMARK]
+    filtered = {node.uid.partition(FILTERED)[0] for node in marked if FILTERED in node.uid}
+    marked = [node for node in marked if node.uid not in filtered]  # the query's own event time is behind filters
     if not marked:
         return {}
     found: EventTimes | None = None

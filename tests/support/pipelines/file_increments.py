@@ -13,9 +13,10 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.support.pipelines.batch_functions import killed
+from tests.support.killed_steps import killed
 
-MODES = {"rows": "append", "once": "append", "reader": "append", "counts": "complete", "windows": "append"}
+MODES = {"counts": "complete"}
+"""The output modes of the queries that do not append."""
 
 
 class FileByFileReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -68,6 +69,7 @@ def started(spark: SparkSession, directory: str, output: str, name: str, faults:
     queries = {
         "rows": rows,
         "once": rows,
+        "short": rows.where("length(value) < 2"),
         "reader": spark.readStream.format("filebyfile").load(directory),
         "counts": rows.groupBy(F.substring("value", 1, 1).alias("key")).count(),
         "windows": times.groupBy(F.window("at", "10 seconds")).count().selectExpr("window.start", "count"),
@@ -79,6 +81,6 @@ def started(spark: SparkSession, directory: str, output: str, name: str, faults:
         Path(output, f"{batch_id}.json").write_text(json.dumps(values))
         killed(faults, f"written-{batch_id}")
 
-    writer = queries[name].writeStream.outputMode(MODES[name]).foreachBatch(write)
+    writer = queries[name].writeStream.outputMode(MODES.get(name, "append")).foreachBatch(write)
     writer = writer.option("checkpointLocation", f"{output}/state")
     return (writer.trigger(once=True) if name == "once" else writer.trigger(availableNow=True)).start()

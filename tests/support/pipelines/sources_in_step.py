@@ -68,6 +68,35 @@ def windows(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
     return longer.select(F.col("window.end").cast("long").alias("end"), "s", "count(1)")
 
 
+def filtered(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
+    """The latest rows of files are filtered out, some by a filter behind the union. Spark's event time ignores them."""
+    ours = timed(left).filter("n % 3 = 0 AND t < current_timestamp()")
+    both = ours.union(timed(right)).filter("n % 2 = 0")
+    return windowed(both.withColumn("n", slowly(slow)("n")), "7 seconds").filter("k <> 'a'")
+
+
+def branches(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
+    """Event time is that of the rows which any branch of a frame keeps."""
+    return windowed(left.filter("n % 5 = 0").union(left.filter("k = 'b' AND n % 2 = 0")), "7 seconds")
+
+
+def without_keys(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
+    """Rows without a key match nothing, and neither do those whose key the other side filters out."""
+    ours = left.select(F.expr("nullif(k, 'a')").alias("k"), F.col("t").alias("lt"), F.col("v").alias("lv"))
+    theirs = right.filter("k <> 'b'").select(F.col("k").alias("r"), F.col("t").alias("rt"), F.col("v").alias("rv"))
+    on = F.expr("k = r AND rt BETWEEN lt AND lt + INTERVAL 1 SECONDS")
+    return ours.join(theirs, on).select("k", "lv", "rv")
+
+
+def chosen(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
+    """A table says which rows are filtered out."""
+    keys = left.sparkSession.createDataFrame([("a",), ("c",)], "k STRING")
+    left.union(right).createOrReplaceTempView("chosen_rows")
+    keys.createOrReplaceTempView("chosen_keys")
+    rows = left.sparkSession.sql("SELECT * FROM chosen_rows WHERE k IN (SELECT k FROM chosen_keys)")
+    return windowed(rows.filter("n > (SELECT 2 * count(*) FROM chosen_keys)"), "7 seconds")
+
+
 def slowly(slow: str):  # type: ignore[no-untyped-def]
     """The identity, which takes a millisecond while the file ``slow`` is there."""
 
@@ -80,7 +109,9 @@ def slowly(slow: str):  # type: ignore[no-untyped-def]
     return same
 
 
-QUERIES = {"union": union, "join": join, "windows": windows, UNEVEN: windows}
+OF_ONE_FRAME = {"branches": branches, "without_keys": without_keys, "chosen": chosen}
+"""Queries that read the same two frames with event time, and filter them differently."""
+QUERIES = {"union": union, "join": join, "windows": windows, UNEVEN: windows, "filtered": filtered, **OF_ONE_FRAME}
 
 
 def pipeline(spark: SparkSession, directory: str, output: str, names: str, continues: str) -> None:
@@ -93,14 +124,19 @@ def started(spark: SparkSession, directory: str, output: str, names: str, contin
     Unless ``continues`` is empty, each has a location in which its next run continues.
     """
     queries = []
+    frames: list[DataFrame] = []
     for number, name in enumerate(names.split(",")):
-        left, right = (
-            spark.readStream.schema(SCHEMA)
-            .option("maxFilesPerTrigger", files)
-            .json(f"{directory}/{stream}{number or ''}")
-            for stream, files in (("left", 1), ("right", 2 if name == UNEVEN else 1))
-        )
-        writer = QUERIES[name](f"{directory}/slow", left, right).writeStream.queryName(f"{name}{number or ''}")
+        streams = frames
+        if name not in OF_ONE_FRAME or not frames:
+            streams = [
+                spark.readStream.schema(SCHEMA)
+                .option("maxFilesPerTrigger", files)
+                .json(f"{directory}/{stream}{number or ''}")
+                for stream, files in (("left", 1), ("right", 2 if name == UNEVEN else 1))
+            ]
+        if name in OF_ONE_FRAME:
+            streams = frames = frames or [timed(stream) for stream in streams]
+        writer = QUERIES[name](f"{directory}/slow", *streams).writeStream.queryName(f"{name}{number or ''}")
         writer = writer.trigger(availableNow=True)
         if continues:
             writer = writer.option("checkpointLocation", f"{output}/state-of-{name}{number}")

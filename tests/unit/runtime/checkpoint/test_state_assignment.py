@@ -86,6 +86,24 @@ def test_watermarks_without_given_uids_keep_their_order(now):
         assign_states(checkpoint_of(graph_of(*old), states), graph_of(*watermarks("watermark-10")))
 
 
+def test_event_time_behind_filters_that_a_snapshot_does_not_have_starts_with_that_of_all_rows():
+    """Filters may change: their event time in a snapshot is not missed."""
+    old = watermarks("watermark-4", "watermark-4.filtered.gone", "watermark-4.filtered.kept")
+    states = {
+        (each.id, 0): SubtaskState(
+            {
+                each.operators[0].uid: OperatorSubtaskState(
+                    lists=(OperatorListState("watermark", SPLIT, (each.operators[0].uid,)),)
+                )
+            }
+        )
+        for each in old
+    }
+    now = "watermark-0", "watermark-0.filtered.added", "watermark-4.filtered.kept"
+    assigned = assign_states(checkpoint_of(graph_of(*old), states), graph_of(*watermarks(*now)))
+    assert [items(assigned, 0, uid, f"v-{uid}") for uid in now] == [["watermark-4"], ["watermark-4"], [now[2]]]
+
+
 def test_fresh_operators_get_no_state_and_the_others_all_of_theirs():
     old = [vertex("kept", 1), vertex("a", 1, "b"), vertex("ended", 1)]
     of = {uid: OperatorSubtaskState(lists=(OperatorListState("s", SPLIT, (uid,)),)) for uid in ("kept", "a", "b")}

@@ -148,6 +148,19 @@ def test_regular_expression_that_python_reads_in_another_way_is_refused(pattern:
         compile_java(pattern)
 
 
+@pytest.mark.parametrize("texts", [["", "abcdef", None, "ab"], ["", "äbcdéf", None, "a€"], [None]])
+def test_text_is_cut_and_counted_by_characters_whether_it_is_ascii_or_not(texts: list[str | None]) -> None:
+    rows = pa.array(["ß", *texts], pa.string()).slice(1)
+    part = Call("Substring", (Column(0, "string"), Literal("2", "integer"), Literal("3", "integer")), "string")
+    joined = Call("Concat", (Column(0, "string"), Literal("-", "string"), part), "string")
+    assert computed(part, rows) == [text and text[1:4] for text in texts]
+    assert computed(Call("Length", (part,), "integer"), rows) == [
+        None if text is None else len(text[1:4]) for text in texts
+    ]
+    assert computed(joined, rows) == [None if text is None else f"{text}-{text[1:4]}" for text in texts]
+    assert computed(Call("Upper", (Column(0, "string"),), "string"), rows) == [text and text.upper() for text in texts]
+
+
 def test_dot_and_dollar_know_the_line_ends_of_java() -> None:
     assert compile_java("a.b").search("a\rb") is None
     assert compile_java("b$").search("ab\r\n") is not None

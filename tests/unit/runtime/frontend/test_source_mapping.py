@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql.connect.proto import WriteStreamOperationStart
 
-from ckpt_runtime.expressions.nodes import Call, Column, Literal
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.mapping import add_queries, check_pruned
 from ckpt_runtime.frontend.typed_plan import (
@@ -19,11 +20,12 @@ from ckpt_runtime.frontend.typed_plan import (
     Source,
     TypedAggregate,
     TypedColumn,
+    Watermark,
 )
 from ckpt_runtime.graph.compiler import compile_plan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.logical import LogicalNode, LogicalPlan
-from ckpt_runtime.graph.specs import SourceSpec
+from ckpt_runtime.graph.specs import ConditionSpec, SourceSpec
 
 COLUMNS = (TypedColumn("value", "string"),)
 
@@ -124,6 +126,38 @@ def test_aggregation_whose_results_are_read_under_different_names_is_computed_on
         None,
         "named",
     ]
+
+
+TIMES = (TypedColumn("value", "string"), TypedColumn("at", "timestamp"))
+KNOWN = Call("IsNotNull", (Column(0, "string"),), "boolean")
+
+
+def timed(*conditions: Expression, behind: int = 9) -> tuple[PlanNode, ...]:
+    """Event time of frame 8 behind moved filters, one for each condition, and a filter of the author's, frame 9."""
+    expressions = (Column(0, "string"), Call("CurrentTimestamp", (), "timestamp"))
+    nodes: list[PlanNode] = [Project(columns=TIMES, inputs=(0,), plan_id=6, expressions=expressions)]
+    mark = Watermark(columns=TIMES, inputs=(1,), plan_id=8, column=1, delay_ms=1000)
+    nodes.append(mark)
+    for condition in conditions:
+        nodes += [
+            Filter(columns=TIMES, inputs=(len(nodes),), condition=condition),
+            msgspec.structs.replace(mark, inputs=(len(nodes) + 1,)),
+        ]
+    return *nodes, Filter(columns=TIMES, inputs=(len(nodes),), plan_id=behind, condition=KNOWN)
+
+
+def test_query_that_filters_has_an_event_time_of_its_own_behind_that_of_all_rows() -> None:
+    """The filter of the author stays if it has a hint; elsewhere the moved one is enough."""
+    wide = {"parallelism": "2"}
+    hints = {6: wide, 7: wide, 8: {"uid": "time", **wide}, 10: {"uid": "known"}}
+    plan = plan_of(timed(KNOWN), timed(KNOWN, behind=10), timed(), hints=hints)
+    uids = {node.uid: vertex for vertex in compile_plan(plan).job_graph.vertices for node in vertex.operators}
+    marks = ["time", "time.filtered.query-0", "time.filtered.query-1"]
+    assert sorted(uid for uid in uids if uid.startswith("time")) == marks
+    assert [uids[mark].parallelism for mark in marks] == [2, 2, 2]
+    conditions = [node for node in plan.nodes if isinstance(node.spec, ConditionSpec)]
+    assert [node.uid for node in conditions] == [None, "known", None], "moved for both, kept with a hint, not moved"
+    assert compile_plan(plan_of(timed(KNOWN), hints=hints)).specs.keys() >= {*marks[:2]}
 
 
 NAMED = (TypedColumn("n", "integer"), TypedColumn("name", "string"), TypedColumn("bad", "string"))

@@ -388,6 +388,8 @@ def test_function_is_called_with_each_batch_of_limited_files(
         marked = [uid for uid, each in compiled.specs.items() if getattr(each, "in_calls", False)]
         found = [uid for uid in marked if not isinstance(compiled.specs[uid], CommitterSpec)]
         assert bool(found) == (len(marked) > len(found))
+        with_empty = [each for each in compiled.specs.values() if isinstance(each, SinkSpec) and each.batch is not None]
+        assert bool(with_empty) == (bool(found) and len(plan.nodes) == 2), "of one source"
         heads = [each.operators[0].uid for each in compiled.job_graph.vertices]
         of_group = [heads.index(uid) for uid in found]
         members = {vertex for group in compiled.job_graph.alignment_groups.values() for vertex, _ in group}
@@ -511,6 +513,22 @@ def test_readers_of_aligned_sources_are_in_their_group() -> None:
     assert (group, graph.vertex(member[0]).operators[0].kind) == ("g", "range_reader")
     assert JobGraph.from_json(graph.to_json()) == graph
     assert graph.fingerprint == compile_plan(aligned_plan({})).job_graph.fingerprint
+
+
+@pytest.mark.row("ends.3")
+def test_aligned_source_is_read_by_queries_that_filter_differently() -> None:
+    """It has the event time of all rows."""
+    plan = aligned_plan(ALIGNED)
+    [time] = [node for node in plan.nodes if node.kind == "watermark"]
+    for query in ("one", "two"):
+        kept = plan.add(LogicalNode(ConditionSpec(Literal(True, "boolean")), (LogicalInput(time),), SCHEMA))
+        own = plan.add(LogicalNode(WatermarkSpec("v", 10), (LogicalInput(kept),), SCHEMA, filtered_for=query))
+        sink(plan, own, uid=query)
+    graph = compile_plan(plan).job_graph
+    [(_, [member])] = graph.alignment_groups.items()
+    assert [operator.uid for operator in graph.vertex(member[0]).operators] == ["in.reader", "time"]
+    uids = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
+    assert uids >= {"time.filtered.one", "time.filtered.two"}
 
 
 @pytest.mark.row("ends.3")

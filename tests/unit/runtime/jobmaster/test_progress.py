@@ -218,6 +218,17 @@ def test_report_has_the_least_watermark_that_is_not_the_end_of_data(
     assert report["eventTime"] == {"watermark": reported}
 
 
+def test_report_has_the_event_times_of_rows_that_no_moved_filter_drops() -> None:
+    [first, *rest] = GRAPH.vertices
+    own = OperatorNode("time.filtered.out", "time.filtered.out", "watermark")
+    graph = replace(GRAPH, vertices=(replace(first, operators=(*first.operators, own)), *rest))
+    [*known, time] = read(1, 2, EventTimes(1_000, 9_000, 10_000.0, 2)).operators
+    passed = OperatorMeasures(own.uid, rows_in=1, event_times=EventTimes(1_000, 1_000, 1_000.0, 1))
+    progress = JobProgress(JOB, 0)
+    report = complete(progress, 1, [[Interval(1, (*known, time, passed))]], written(1, 1, 1), graph=graph)
+    assert {report["eventTime"][name] for name in ("min", "max", "avg")} == {"1970-01-01T00:00:01.000Z"}
+
+
 def test_report_shows_the_offsets_of_all_subtasks_and_how_far_they_are_behind() -> None:
     def at(checkpoint_id: int, partition: str, reached: int, latest: int) -> list[Interval]:
         offsets = {"reached": {"orders": {partition: reached}}, "latest": {"orders": {partition: latest}}}
