@@ -182,6 +182,56 @@ def test_texts_of_csv_and_of_numbers_with_a_pattern_give_the_values_of_spark(ses
     assert outcome.equal == len(expressions)
 
 
+_OFFSETS = (
+    *(
+        "Z",
+        "z",
+        "+00:00",
+        "-00:00",
+        "+01:00",
+        "-05:30",
+        "+18:00",
+        "+18:01",
+        "-19:00",
+        "+01:60",
+        "+1:00",
+        "+0130",
+        "-0000",
+    ),
+    *("+01", "-11", "+013", "", "UTC", "+01:00:00", "-04:00", "-05:00", "+00", "-0430"),
+)
+
+
+@pytest.mark.row("ps.4")
+def test_offsets_and_quarters_in_patterns_of_times_give_the_values_of_spark(session: SparkSession) -> None:
+    texts = [*(f"2020-11-01T01:30:00.123{offset}" for offset in _OFFSETS), "2020-06-30T23:30:00.000-04:00", None]
+    columns = {name: pa.nulls(len(texts), kind) for name, (kind, _) in COLUMNS.items()}
+    # Both sides of the hour that occurs twice, a year whose offset has seconds, the ends of quarters.
+    micros = [1_604_208_600_123_456, 1_604_212_200_123_456, -3_000_000_000_000_000, None, 0, 1_593_576_000_000_000 - 1]
+    columns["s"], columns["u"] = pa.array(texts), _repeated(pa.array(micros, COLUMNS["u"][0]), len(texts))
+    columns["k"] = columns["u"].cast(pa.date32(), safe=False)
+    columns["l"] = _repeated(pa.array([0, 1_604_208_600, 1_604_212_200, None]), len(texts))
+    patterns = [f"yyyy-MM-dd\\'T\\'HH:mm:ss.SSS{'XxZ'[at // 3] * (at % 3 + 1)}" for at in range(9)]
+    document = "concat('{\"a\":\"', s, '\"}')"
+    expressions = [
+        *[f"{name}(s, '{each}')" for name in ("to_timestamp", "to_date", "unix_timestamp") for each in patterns],
+        *[f"date_format({column}, '{each}')" for column in "uk" for each in patterns],
+        *[f"from_unixtime(l, '{each}')" for each in patterns],
+        *[f"from_json({document}, 'a TIMESTAMP', map('timestampFormat', '{each}'))" for each in patterns],
+        *[f"from_csv(s, 'a TIMESTAMP', map('timestampFormat', '{each}'))" for each in patterns],
+        *[
+            f"{name}(struct(u), map('timestampFormat', '{patterns[at]}'))"
+            for name in ("to_json", "to_csv")
+            for at in (2, 6)
+        ],
+        *[f"date_format(u, '{each}')" for each in ("Q", "QQ", "QQQ yyyy", "QQQQ", "q/qq")],
+    ]
+    for zone in ("America/New_York", "UTC"):
+        outcome = compare(session, pa.table(columns), expressions, ansi=False, zone=zone)
+        assert outcome.differences == []
+        assert outcome.equal == len(expressions)
+
+
 @pytest.mark.row("ps.4")
 def test_intervals_of_numbers_and_encrypted_texts_give_the_values_of_spark(session: SparkSession) -> None:
     keys = ["0000111122223333", "abcdefghijklmnop12345678ABCDEFGH", "short", None]

@@ -39,7 +39,7 @@ RUN = (
     *("processing_time", "continuous", "available_now", "once"),
     *("words", "headers", "copied", "at_once", "timers", "timeouts", "windows_of_windows", "real_time"),
     *("file_of_each_row", "inferred_schema", "settings", "right_join", "full_join", "nothing"),
-    *("join_of_windows", "latest_watermark", "stopped", "stopped_at_end", "stopped_when_processed"),
+    *("join_of_windows", "latest_watermark", "stopped", "stopped_at_end", "stopped_when_processed", "action"),
 )
 ENDS = ("available_now", "once", "stopped_when_processed")
 STOPPED = ("stopped", "stopped_at_end")
@@ -48,10 +48,9 @@ REFUSED = {
     "rate_to_its_end": r"has no end.*processingTime",
     "memory": "clients of Spark Connect read",
     "listener": "a program ends before its queries have events",
-    "action": "needs a running Spark",
     "earlier_column": "df.column of the frame before withWatermark is no event time",
-    "state_of_a_query": "needs a running Spark",
-    "batch_of_kafka": "write_operation needs a running Spark",
+    "state_of_a_query": "STDS_COMMITTED_BATCH_UNAVAILABLE",
+    "batch_of_kafka": "a program writes csv, json",
 }
 
 

@@ -14,6 +14,7 @@ import sqlite3
 import time
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -206,16 +207,40 @@ def views_of_frames(spark: SparkSession) -> DataFrame:
     return spark.sql("SHOW VIEWS IN global_temp").where("viewName RLIKE '^ckpt_[0-9a-f]{16}_'")
 
 
+def answer_of_server(url: str, method: str, request: Any, kind: type) -> Any:
+    """Sends a request to Spark's server with the token of the URL; returns its answer, which is of this kind."""
+    channel = RealChannel(url)
+    codecs = (type(request).SerializeToString, kind.FromString)  # type: ignore[attr-defined]
+    try:
+        path = f"/spark.connect.SparkConnectService/{method}"
+        return channel.method("unary_unary", path, codecs, {})(request)
+    finally:
+        channel.close()
+
+
 def end_session(url: str, identity: str) -> None:
     """Ends a session of the server, as it does itself with one that gets no request for an hour."""
     request = ReleaseSessionRequest(session_id=str(uuid.uuid5(live_session._SESSIONS, identity)))
     if user := os.environ.get("SPARK_USER", os.environ.get("USER")):
         request.user_context.user_id = user
-    path = "/spark.connect.SparkConnectService/ReleaseSession"
-    codecs = (ReleaseSessionRequest.SerializeToString, ReleaseSessionResponse.FromString)
-    channel = RealChannel(url)
-    channel.method("unary_unary", path, codecs, {})(request)
-    channel.close()
+    answer_of_server(url, "ReleaseSession", request, ReleaseSessionResponse)
+
+
+def all_options() -> ConfigRequest:
+    """A request in a session of its own."""
+    request = ConfigRequest(session_id=str(uuid.uuid4()))
+    request.operation.get_all.SetInParent()
+    return request
+
+
+def sessions_that_end(spark: SparkSession, timeout_ms: int) -> set[str]:
+    """Has the server end the sessions that were without requests for so long, as it does now and then by itself."""
+    service = getattr(getattr(spark._jvm.org.apache.spark.sql.connect.service, "SparkConnectService$"), "MODULE$")
+    service.sessionManager().periodicMaintenance(timeout_ms)
+    ended, found = service.sessionManager().listClosedSessions().iterator(), set()
+    while ended.hasNext():
+        found.add(ended.next().sessionId())
+    return found
 
 
 def is_empty(directory: Path) -> bool:
@@ -275,19 +300,29 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
     assert is_empty(checkpoints / "staged")
 
 
-def of_both(spark: SparkSession, cluster: MiniCluster, directory: Path, name: str) -> tuple[Path, Path]:
-    """Runs a program of ``batch_functions`` with the files in ``in``; returns the output of Spark and of the engine."""
+def of_both(
+    spark: SparkSession, cluster: MiniCluster, directory: Path, name: str, faults: Sequence[str] = ()
+) -> tuple[Path, Path]:
+    """Runs a program of ``batch_functions`` with the files in ``in``; returns the output of Spark and of the engine.
+
+    The engine's process is killed at each step that ``faults`` names.
+    """
     theirs, ours = directory / "spark", directory / "engine"
     for output in (theirs, ours):
         output.mkdir()
     getattr(batch_functions, name)(spark, str(directory / "in"), str(theirs)).awaitTermination()
+    (directory / "faults").mkdir()
+    for step in faults:
+        (directory / "faults" / step).touch()
     job = cluster.submit(
         PIPELINES / "batch_functions.py",
         entry=f"batch_functions:{name}",
-        arguments=[str(directory / "in"), str(ours)],
-        configuration=fast(restart_strategy__type="none"),
+        arguments=[str(directory / "in"), str(ours), *([str(directory / "faults")] if faults else ())],
+        configuration=fast() if faults else fast(restart_strategy__type="none"),
     )
     cluster.wait_for_status(job, JobStatus.FINISHED)
+    assert is_empty(directory / "faults")
+    assert cluster.restarts(job) == len(faults)
     return theirs, ours
 
 
@@ -302,7 +337,7 @@ def test_frames_and_views_of_the_program_meet_those_of_a_function_as_in_spark(
 
 
 @pytest.mark.row("ends.1")
-def test_large_frames_are_read_again_and_written_to_several_places_as_in_spark_which_keeps_none_of_them(
+def test_large_frames_are_those_of_spark_which_keeps_none_of_them_when_workers_are_killed_while_they_hand_one_over(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -313,7 +348,7 @@ def test_large_frames_are_read_again_and_written_to_several_places_as_in_spark_w
         pq.write_table(pa.table(rows), file)
         os.utime(file, (1_000 + number, 1_000 + number))
     before = names_of_blocks(spark)
-    theirs, ours = of_both(spark, cluster, tmp_path, "stored")
+    theirs, ours = of_both(spark, cluster, tmp_path, "stored", ("sending", "sent", "called"))
     for batch in range(3):
         assert (ours / f"{batch}.json").read_text() == (theirs / f"{batch}.json").read_text()
         for name in ("whole", "even"):
@@ -323,6 +358,36 @@ def test_large_frames_are_read_again_and_written_to_several_places_as_in_spark_w
     assert views_of_frames(spark).isEmpty()
     new = names_of_blocks(spark) - before
     assert [name for name in new if name.startswith(("cache_", "rdd_"))] == []
+
+
+@pytest.mark.long
+@pytest.mark.row("ends.1")
+def test_view_of_a_function_stays_when_the_next_call_comes_after_the_time_for_which_spark_keeps_unused_sessions(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    source, output, timeout_s = tmp_path / "in", tmp_path / "out", 16
+    source.mkdir()
+    output.mkdir()
+    (source / "a").write_text("a\n")
+    option = "spark.connect.session.manager.defaultSessionTimeout"
+    conf = spark._jsparkSession.sharedState().conf()  # of the sessions that begin from now on
+    conf.set(option, f"{timeout_s}s")
+    try:
+        program, arguments = PIPELINES / "batch_functions.py", [str(source), str(output)]
+        options = fast(restart_strategy__type="none")
+        job = cluster.submit(program, entry="batch_functions:remembered", arguments=arguments, configuration=options)
+        cluster.wait_until((output / "0").exists, "a call")
+        unused = all_options()
+        answer_of_server(spark_url(encrypted=True), "Config", unused, ConfigResponse)
+        cluster.wait_until(
+            lambda: unused.session_id in sessions_that_end(spark, 1_000 * timeout_s), "the end of a session"
+        )
+        (source / "b").write_text("b\n")
+        cluster.wait_until(lambda: (output / "1").exists() or cluster.status(job) is JobStatus.FAILED, "another call")
+    finally:
+        conf.remove(option)
+    assert [(output / batch).read_text() for batch in ("0", "1")] == ["a a", "a b"]
+    cluster.call(cluster.dispatcher.cancel_job(job))
 
 
 VALUES = pa.schema(
@@ -495,22 +560,13 @@ def test_directories_have_every_row_once_when_workers_are_killed_at_random_momen
 def test_server_of_spark_takes_no_client_without_its_token_and_shows_the_token_to_none(spark: SparkSession) -> None:
     url = spark_url(encrypted=True)
     assert spark_url(encrypted=False) == url
-    request = ConfigRequest(session_id=str(uuid.uuid4()))
-    request.operation.get_all.SetInParent()
-    path, codecs = (
-        "/spark.connect.SparkConnectService/Config",
-        (type(request).SerializeToString, ConfigResponse.FromString),
-    )
-    known, unknown = RealChannel(url), RealChannel(url[:-1])
-    pairs = known.method("unary_unary", path, codecs, {})(request).pairs
+    pairs = answer_of_server(url, "Config", all_options(), ConfigResponse).pairs
     assert pairs
     token = url.partition("token=")[2]
     assert all(token not in pair.value for pair in pairs)
     with pytest.raises(grpc.RpcError) as refused:
-        unknown.method("unary_unary", path, codecs, {})(request)
+        answer_of_server(url[:-1], "Config", all_options(), ConfigResponse)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]
-    known.close()
-    unknown.close()
 
 
 def test_secrets_of_the_driver_are_not_in_the_environment_that_code_in_spark_sees(

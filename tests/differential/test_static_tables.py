@@ -19,7 +19,7 @@ import pytest
 from ckpt_runtime.frontend import catalog_tables
 from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.frontend.catalog_tables import StaticTables
-from ckpt_runtime.frontend.typed_plan import AnalysisRequest
+from ckpt_runtime.frontend.typed_plan import AnalysisRequest, Files
 from ckpt_runtime.jobmaster.gateway_values import ConfigurationRequest, SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
@@ -81,7 +81,7 @@ def result(directory: Path, name: str) -> Counter[str]:
     return Counter(str(shown(row)) for row in pq.read_table(directory / "out" / name).to_pylist())
 
 
-FEW = ("using", "anti", "aggregated", "mixed", "not_in", "one_value")
+FEW = ("using", "collected", "written", "anti", "aggregated", "mixed", "not_in", "one_value")
 OTHERS = (
     *("right", "nulls_match", "decimals", "sql", "in_or"),
     *("joined_statics", "two_in_a_row", "range", "between", "pandas", "times", "doubles", "nothing", "text"),
@@ -158,6 +158,10 @@ def test_job_keeps_its_static_tables_through_a_killed_worker_and_a_change_of_its
             marks=pytest.mark.long,
         ),
         ("events.join(spark.read.parquet('/no/such/file'), 'k')", "PATH_NOT_FOUND"),
+        (
+            "people.write.saveAsTable('people') or events",
+            "a program writes csv, json, orc, parquet, text, xml to a path",
+        ),
     ],
 )
 def test_static_table_that_cannot_be_joined_is_refused_by_name(
@@ -194,3 +198,8 @@ def test_static_table_beyond_its_limit_or_not_read_in_time_is_refused_and_names_
     fits = StaticTables()
     [node] = ANALYZER.analyze(request, fits).nodes
     assert list(fits.files) == [node.digest]
+    relation.range.end = 200_000
+    collected = AnalysisRequest(relation.SerializeToString(), collected=True)
+    assert "the program collects have more than" in ANALYZER.analyze(collected, StaticTables()).unsupported
+    written = AnalysisRequest(relation.SerializeToString(), collected=Files("parquet", "/no/directory", "error"))
+    assert "only when it is submitted" in ANALYZER.analyze(written, StaticTables()).unsupported

@@ -66,7 +66,8 @@ class Totals:
 
     def is_open(self, rows: int) -> bool:
         """Whether so many rows have reached the topic without being visible."""
-        return sum(map(len, committed(self.broker, "totals").open.values())) == rows
+        transactions = committed(self.broker, "totals").open.values()
+        return sum(len(batch) for batches in transactions for _, batch in batches) == rows
 
     def assert_exact(self) -> None:
         assert Counter(self.found()) == Counter(running_totals(self.sent))

@@ -275,7 +275,7 @@ def _compare_failing(frame: DataFrame, each: _Prepared, batch: pa.RecordBatch, o
         outcome.differences.append(f"{each.text}: the engine fails for the rows together only")
         return
     try:
-        found = frame.where(f"id = {failing[-1]}").selectExpr(each.text).toArrow().columns[0].to_pylist()
+        found = frame.where(f"id = {failing[-1]}").selectExpr(each.text).toArrow().columns[0]
         outcome.differences.append(f"{each.text}: Spark gives {found}, the engine fails: {message}")
         return
     except (PySparkException, Py4JJavaError):

@@ -23,15 +23,18 @@ from queue import Empty, Full, Queue, SimpleQueue
 from threading import Event
 from typing import Any, ClassVar, TypedDict, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from ckpt_runtime.connectors.postgres_sink import Database
 from ckpt_runtime.connectors.splits import BuiltInSource
+from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.postgres_options import LATEST, import_driver, readable_types, settle_ms, starting_value
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sources import (
+    BadRow,
     PositionKind,
     Split,
     SplitEnumerator,
@@ -46,6 +49,7 @@ _LOG = logging.getLogger(__name__)
 _RECONNECT_S = 1.0
 _STEP_S = 0.1
 _PAGES = 2
+_MOST_SHOWN_CHARS = 100
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LEAST_VALUES = 10_000
 _LEAST_MICROSECONDS = 60_000_000
@@ -133,6 +137,25 @@ class PostgresSource(BuiltInSource):
         return PostgresReader(self._values, schema)
 
 
+@dataclass(frozen=True, slots=True)
+class RowsOfTable:
+    """Rows in order: those that fit, the values of the growing column of all, and those that do not, by position."""
+
+    batch: pa.RecordBatch
+    numbers: Sequence[int]
+    bad: Mapping[int, BadRow]
+
+    def parted(self, cut: int) -> tuple[RowsOfTable, RowsOfTable]:
+        """The first ``cut`` rows, and the others."""
+        first = {at: row for at, row in self.bad.items() if at < cut}
+        rest = {at - cut: row for at, row in self.bad.items() if at >= cut}
+        good = cut - len(first)
+        return (
+            RowsOfTable(self.batch.slice(0, good), self.numbers[:cut], first),
+            RowsOfTable(self.batch.slice(good), self.numbers[cut:], rest),
+        )
+
+
 class GrowingTable:
     """A connection to the table. Raises ValueError for a table that cannot be read exactly."""
 
@@ -171,7 +194,7 @@ class GrowingTable:
         values = (self._value(after), self._value(upto))
         return int(self._run(f"SELECT count(*) FROM {{target}} WHERE {condition}", values).fetchone()[0])
 
-    def page(self, after: int, upto: int, rows: int) -> pa.RecordBatch | None:
+    def page(self, after: int, upto: int, rows: int) -> RowsOfTable | None:
         """The next rows of a range in order, some more than ``rows`` if they share a value; None after the last."""
         cursor = self._run(
             "SELECT {columns} FROM {target} WHERE {column} > %s AND {column} <= %s ORDER BY {column} "
@@ -179,24 +202,60 @@ class GrowingTable:
             (self._value(after), self._value(upto)),
             columns=self._columns,
         )
-        try:
-            found = cursor.fetchall()
-        except import_driver().DataError as error:
-            raise ValueError(f"table {self._database.table!r} has a value that cannot be read: {error}") from error
-        if not found:
+        if not cursor.rowcount:
             return None
-        columns = []
-        for field, values in zip(self._schema, zip(*found, strict=True), strict=True):
-            try:
-                columns.append(pa.array(values, field.type))
-            except (pa.ArrowException, ValueError, OverflowError) as error:
-                raise ValueError(f"a value of column {field.name!r} does not fit into {field.type}: {error}") from error
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        try:
+            batch = self._batch_of(cursor.fetchall())
+        except (import_driver().DataError, pa.ArrowException, ValueError, OverflowError):
+            return self._good_and_bad(cursor)
+        return RowsOfTable(batch, batch.column(self._column).cast(pa.int64()).to_pylist(), {})
 
-    def numbers(self, batch: pa.RecordBatch) -> list[int]:
-        """The values of the growing column, as positions have them."""
-        found: list[int] = batch.column(self._column).cast(pa.int64()).to_pylist()
-        return found
+    def _batch_of(self, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+        columns = zip(*rows, strict=True) if rows else [()] * len(self._schema)
+        arrays = [pa.array(values, field.type) for field, values in zip(self._schema, columns, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _good_and_bad(self, cursor: Any) -> RowsOfTable:
+        """Reads value by value what the cursor has found. Raises ValueError for a growing column without a value."""
+        found, kinds = cursor.pgresult, cursor.adapters
+        loaders = []
+        for at in range(found.nfields):
+            kind, form = found.ftype(at), found.fformat(at)
+            loaders.append((kinds.get_loader(kind, form) or kinds.get_loader(0, form))(kind, cursor))
+        rows: list[list[Any]] = []
+        numbers: list[int] = []
+        bad: dict[int, BadRow] = {}
+        for at in range(found.ntuples):
+            raw = [found.get_value(at, column) for column in range(found.nfields)]
+            row, problem = self._loaded(raw, [loader.load for loader in loaders])
+            number = row[self._schema.get_field_index(self._column)]
+            if number is None:
+                raise ValueError(f"table {self._database.table!r}: {problem}")
+            numbers.append(self._number(number))
+            if problem is None:
+                rows.append(row)
+                continue
+            texts = {name: value and value.decode() for name, value in zip(self._schema.names, raw, strict=True)}
+            place = f"table {self._database.table!r}, {self._column} = {number}"
+            bad[at] = BadRow(problem, place, msgspec.json.encode(texts))
+        return RowsOfTable(self._batch_of(rows), numbers, bad)
+
+    def _loaded(
+        self, raw: Sequence[bytes | None], loads: Sequence[Callable[[bytes], Any]]
+    ) -> tuple[list[Any], str | None]:
+        """The values of a row, None for one that cannot be read, and what is wrong with the first of these."""
+        row: list[Any] = []
+        problem = None
+        for field, value, load in zip(self._schema, raw, loads, strict=True):
+            try:
+                loaded = None if value is None else load(value)
+                pa.scalar(loaded, field.type)
+            except (import_driver().DataError, pa.ArrowException, ValueError, OverflowError) as error:
+                shown = printable(repr(value and value.decode()), _MOST_SHOWN_CHARS)
+                problem = problem or f"column {field.name!r}: {shown} does not fit into {field.type}: {error}"
+                loaded = None
+            row.append(loaded)
+        return row, problem
 
     def close(self) -> None:
         self._database.close()
@@ -437,11 +496,10 @@ class PostgresEnumerator(SplitEnumerator):
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """Rows of a split with their values; no rows at its end."""
+    """Rows of a split; None at its end."""
 
     split_id: str
-    batch: pa.RecordBatch | None
-    numbers: Sequence[int]
+    rows: RowsOfTable | None
 
 
 class PostgresReader(SplitReader):
@@ -476,19 +534,20 @@ class PostgresReader(SplitReader):
                 raise found
             self._rest = found
         page, name = self._rest, self._rest.split_id
-        if page.batch is None:
+        if page.rows is None:
             self._rest = None
             del self._counts[name]
             return SplitRows(name, self._positions.pop(name), ended=True)
-        cut = min(most_rows, len(page.numbers))
-        while cut < len(page.numbers) and page.numbers[cut] == page.numbers[cut - 1]:
+        numbers = page.rows.numbers
+        cut = min(most_rows, len(numbers))
+        while cut < len(numbers) and numbers[cut] == numbers[cut - 1]:
             cut += 1  # a position is after all rows of one value
-        rest = _Page(name, page.batch.slice(cut), page.numbers[cut:])
-        self._rest = rest if rest.numbers else None
-        self._positions[name] = page.numbers[cut - 1]
+        rows, rest = page.rows.parted(cut)
+        self._rest = _Page(name, rest) if rest.numbers else None
+        self._positions[name] = numbers[cut - 1]
         if (count := self._counts[name]) is not None:
             self._counts[name] = max(0, count - cut)
-        return SplitRows(name, self._positions[name], page.batch.slice(0, cut))
+        return SplitRows(name, self._positions[name], rows.batch, bad=tuple(rows.bad.values()))
 
     def backlog(self) -> int | None:
         counts = list(self._counts.values())
@@ -515,18 +574,17 @@ class PostgresReader(SplitReader):
                     page = connection.answer(partial(self._next_page, split=split, after=after))
                     if page is not None:
                         self._put(page)
-                        split, after = (None, 0) if page.batch is None else (split, page.numbers[-1])
+                        split, after = (None, 0) if page.rows is None else (split, page.rows.numbers[-1])
         except Exception as error:
             self._put(error)
 
     def _next_page(self, table: GrowingTable, split: Split, after: int) -> _Page:
         upto = split.description["upto"]
         if after >= upto:
-            return _Page(split.id, None, ())
+            return _Page(split.id, None)
         if self._counts.get(split.id) is None:
             self._counts[split.id] = table.count(after, upto)
-        batch = table.page(after, upto, self._options["fetchsize"])
-        return _Page(split.id, batch, () if batch is None else table.numbers(batch))
+        return _Page(split.id, table.page(after, upto, self._options["fetchsize"]))
 
     def _put(self, item: _Page | Exception) -> None:
         while not self._closed.is_set():

@@ -106,7 +106,7 @@ def _create_sink(spec: SinkSpec) -> Operator:
 
     sink = sink_of(spec)
     if spec.format == "foreachBatch":
-        return WaitingWriterOperator(sink, spec.table)
+        return WaitingWriterOperator(sink, spec.table, spec.batch)
     kind = PreparingSinkOperator if spec.single_committer else CommittingSinkOperator
     return kind(sink, spec.table)
 

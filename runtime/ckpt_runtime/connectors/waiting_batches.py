@@ -17,7 +17,9 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.connectors.sink_operators import CHECK_EVERY_MS, CommitterOperator, PreparingSinkOperator
+from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.operator import OperatorContext, Output
 from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sinks import Transaction
@@ -169,16 +171,41 @@ class WaitingCommitterOperator(CommitterOperator):
             del self._messages[known]
 
 
-class WaitingWriterOperator(PreparingSinkOperator):
-    """Stages rows while not too many completed checkpoints wait."""
+_STAGED = "staged"
+"""The operator state of a writer that stages ranges without rows: up to which split of the source it did."""
 
-    def __init__(self, sink: Any, table: pa.Schema | None = None) -> None:
+
+class WaitingWriterOperator(PreparingSinkOperator):
+    """Stages rows while not too many completed checkpoints wait.
+
+    With ``batch``, the schema of the rows, each range with splits of the source is staged, also without rows. Sources
+    send the end of the last range again after a restore, and one without splits behind their data.
+    """
+
+    def __init__(self, sink: Any, table: pa.Schema | None = None, batch: pa.Schema | None = None) -> None:
         super().__init__(sink, table)
+        self._batch = batch
+        self._staged_upto = 0
         self._staged: StagedSink = sink
         self._prepared_by_checkpoint: dict[int, Any] = {}
         self._waiting: deque[Any] = deque()
         """A committable of each completed checkpoint, oldest first: all of a checkpoint's files go together."""
         self._look_at_ms = 0.0
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self._staged_upto = max(context.operator_state.restored(_STAGED, NonNegative), default=0)
+
+    def process_end_of_range(self) -> None:
+        super().process_end_of_range()
+        if self._batch is not None and self.context.chain_time.upto > self._staged_upto:
+            self._staged_upto = self.context.chain_time.upto
+            self.process_batch(pa.RecordBatch.from_pylist([], self._batch), 0)
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        super().snapshot(checkpoint_id)
+        if self._batch is not None:
+            self.context.operator_state.put(_STAGED, [self._staged_upto], OperatorStateMode.UNION)
 
     @property
     def is_full(self) -> bool:

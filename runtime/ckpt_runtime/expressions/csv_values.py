@@ -308,20 +308,16 @@ def _time_column(field: pa.Field, options: Mapping[str, Any]) -> _Column:
     else:
         key = "timestampFormat" if field.type.tz else "timestampNTZFormat"
         plain = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?$"
+    has_zone = pa.types.is_timestamp(field.type) and field.type.tz is not None
     try:
-        tokens = None if options[key] is None else patterns.tokens_of(options[key])
+        tokens = None if options[key] is None else patterns.tokens_of(options[key], zoned=has_zone)
         zone = texts.zone_of(options["timeZone"])
     except (UnsupportedExpressionError, ValueError) as error:
         raise UnsupportedExpressionError(f"option {key!r}", str(error)) from error
-    has_zone = pa.types.is_timestamp(field.type) and field.type.tz is not None
     of_arrow = tokens is None and not (has_zone and zone is not datetime.UTC)
 
     def local(text: str) -> tuple[datetime.datetime, datetime.tzinfo | None]:
-        if tokens is None:
-            found = texts.parse_local(text)
-        else:
-            read = patterns.read(text, tokens)
-            found = None if read is None else (read, None)
+        found = texts.parse_local(text) if tokens is None else patterns.read(text, tokens)
         if found is None:
             raise _NotConvertibleError
         return found

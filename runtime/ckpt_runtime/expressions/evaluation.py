@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -65,11 +66,17 @@ Value: TypeAlias = "pa.Array | pa.Scalar"
 
 
 class _KeptRows(Sequence[pa.Array]):
-    """The rows of columns for which a mask is true. A column, or a field of one, is filtered when it is first read."""
+    """The rows of columns for which a mask is true. A column, or a field of one, is copied when it is first read.
+
+    Filtering by the mask is fast where long runs of rows are kept or left out. In other masks, rows are taken by their
+    numbers from the second column on: for columns of numbers, that costs a fourth.
+    """
 
     def __init__(self, columns: Sequence[pa.Array], mask: pa.Array) -> None:
         self._columns = columns
         self._mask = mask
+        self._is_mixed = len(mask) < 8 * mask.true_count < 7 * len(mask)
+        self._rows: pa.Array | None = None
         self._kept: dict[int, pa.Array] = {}
         self._fields: dict[tuple[int, int], pa.Array] = {}
         self._present: dict[int, bool] = {}
@@ -80,17 +87,24 @@ class _KeptRows(Sequence[pa.Array]):
     def __getitem__(self, index: Any) -> Any:
         found = self._kept.get(index)
         if found is None:
-            found = self._kept[index] = self._columns[index].filter(self._mask)
+            found = self._kept[index] = self._taken(self._columns[index])
         return found
+
+    def _taken(self, column: pa.Array) -> pa.Array:
+        if not (self._is_mixed and (self._kept or self._fields)):
+            return column.filter(self._mask)
+        if self._rows is None:
+            self._rows = pa.array(np.flatnonzero(np.asarray(pc.fill_null(self._mask, False))))
+        return pc.take(column, self._rows, boundscheck=False)
 
     def field(self, index: int, ordinal: int) -> pa.Array:
         """A field of a column of structs: the other fields are not filtered for it."""
         found = self._fields.get((index, ordinal))
         if found is None:
             whole = not isinstance(self._columns, _KeptRows | OneColumn) and self._has_no_null(index)
-            # Without the nulls of structs that are left out, a field is filtered four times as fast.
+            # Without the nulls of structs that are left out, a field is taken faster.
             child = self._columns[index].field(ordinal) if whole else field_of(self._columns, index, ordinal)
-            found = self._fields[index, ordinal] = child.filter(self._mask)
+            found = self._fields[index, ordinal] = self._taken(child)
         return found
 
     def _has_no_null(self, index: int) -> bool:
@@ -150,6 +164,8 @@ class Frame:
 
     def part(self, mask: pa.Array) -> Frame:
         """Returns the rows for which ``mask`` is true."""
+        if mask.true_count == self.length:
+            return self
         variables = {
             id_: (value if isinstance(value, pa.Scalar) else value.filter(mask))
             for id_, value in self.variables.items()

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ckpt_runtime.expressions.texts import zone_of
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
 
 MONTHS = (
@@ -16,6 +17,8 @@ MONTHS = (
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _TOKEN = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|([^A-Za-z'])")
 _GREATEST_COUNT = {"y": 6, "M": 4, "d": 2, "H": 2, "h": 2, "m": 2, "s": 2, "S": 9, "a": 1, "E": 4, "D": 3}
+_OF_OFFSETS = {"X": 3, "x": 3, "Z": 3}
+_ONLY_WRITTEN = {"Q": 4, "q": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,12 @@ class Token:
 
 
 @lru_cache(maxsize=256)
-def tokens_of(pattern: str) -> tuple[Token, ...]:
-    """Returns the tokens of a pattern. Raises UnsupportedExpressionError for letters that the engine does not know."""
+def tokens_of(pattern: str, *, zoned: bool = False, written: bool = False) -> tuple[Token, ...]:
+    """Returns the tokens of a pattern, which may have letters for offsets from UTC if it is for times of a zone.
+
+    ``written``: it is only for writing. Raises UnsupportedExpressionError for letters that the engine does not know.
+    """
+    known = _GREATEST_COUNT | (_OF_OFFSETS if zoned else {}) | (_ONLY_WRITTEN if written else {})
     tokens = []
     at = 0
     while at < len(pattern):
@@ -45,7 +52,7 @@ def tokens_of(pattern: str) -> tuple[Token, ...]:
             tokens.append(Token("", 0, found[3]))
         else:
             letter, count = found[2], len(found[0])
-            if count > _GREATEST_COUNT.get(letter, 0):
+            if count > known.get(letter, 0):
                 raise _refused(pattern, f"the letters {found[0]!r}")
             tokens.append(Token(letter, count))
     return tuple(tokens)
@@ -55,8 +62,13 @@ def _refused(pattern: str, what: str) -> UnsupportedExpressionError:
     return UnsupportedExpressionError(f"the date pattern {pattern!r}", f"the engine does not know {what}")
 
 
+def has_offset(tokens: tuple[Token, ...]) -> bool:
+    """Whether texts of a pattern have an offset from UTC."""
+    return any(token.letter in _OF_OFFSETS for token in tokens if token.letter)
+
+
 def write(local: datetime.datetime, tokens: tuple[Token, ...]) -> str:
-    """Returns a local time as text."""
+    """Returns a local time as text. It has its zone if the pattern has an offset."""
     return "".join(_written(local, token) for token in tokens)
 
 
@@ -86,18 +98,41 @@ def _written(local: datetime.datetime, token: Token) -> str:
             return f"{local.microsecond:06}000"[:width]
         case "a":
             return "AM" if local.hour < 12 else "PM"
+        case "X" | "x" | "Z":
+            return _offset(local, token)
+        case "Q" | "q":
+            quarter = (local.month + 2) // 3
+            long = f"{quarter}{('st', 'nd', 'rd', 'th')[quarter - 1]} quarter"
+            return f"{quarter:0{width}}" if width < 3 else f"Q{quarter}" if width == 3 else long
     return DAYS[local.weekday()][: 3 if width < 4 else None]
 
 
-def read(text: str, tokens: tuple[Token, ...]) -> datetime.datetime | None:
-    """Returns the local time of a text, or None if it does not match. Missing fields are those of 1970-01-01 0:00."""
+def _offset(local: datetime.datetime, token: Token) -> str:
+    """The offset in hours and minutes: ``X`` has Z instead of zero, one letter only minutes that are not zero."""
+    offset = local.utcoffset()
+    assert offset is not None
+    hours, minutes = divmod(abs(offset) // datetime.timedelta(minutes=1), 60)
+    if token.letter == "X" and not (hours or minutes):
+        return "Z"
+    sign = "-" if offset < datetime.timedelta() and (hours or minutes) else "+"
+    if token.count == 1 and token.letter != "Z" and not minutes:
+        return f"{sign}{hours:02}"
+    return f"{sign}{hours:02}{':' if token.count == 3 and token.letter != 'Z' else ''}{minutes:02}"
+
+
+def read(text: str, tokens: tuple[Token, ...]) -> tuple[datetime.datetime, datetime.tzinfo | None] | None:
+    """Returns the local time of a text, and its zone if the text has an offset; None if it does not match.
+
+    Missing fields are those of 1970-01-01 0:00.
+    """
     expression, letters = _expression(tokens)
     found = expression.fullmatch(text)
     if not found:
         return None
     values = dict(zip(letters, found.groups(), strict=True))
+    offset = next((values[letter] for letter in _OF_OFFSETS if letter in values), None)
     try:
-        return _moment(values)
+        return _moment(values), None if offset is None else zone_of(offset.upper())
     except ValueError:
         return None
 
@@ -147,6 +182,11 @@ def _matching(token: Token, *, digits_follow: bool) -> str:
             return "|".join(name[:3] if width < 4 else name for name in DAYS)
         case "a":
             return "[AP]M"
+        case "X" | "x" | "Z":
+            colon = ":" if width == 3 and token.letter != "Z" else ""
+            minutes = rf"{colon}[0-5]\d"
+            optional = "?" if width == 1 and token.letter != "Z" else ""
+            return rf"[+-]\d{{2}}(?:{minutes}){optional}" + ("|[Zz]" if token.letter == "X" else "")
         case "S":
             return rf"\d{{1,{width}}}" if not digits_follow else rf"\d{{{width}}}"
     return r"\d{1,2}" if width == 1 else rf"\d{{{width}}}"

@@ -54,8 +54,12 @@ def micros_of_local(local: datetime.datetime, zone: datetime.tzinfo) -> int:
 
 def local_of_micros(micros: int, zone: datetime.tzinfo) -> datetime.datetime:
     """Returns the local time of a moment, without a zone."""
-    moment = (EPOCH + datetime.timedelta(microseconds=micros)).replace(tzinfo=_UTC)
-    return moment.astimezone(zone).replace(tzinfo=None)
+    return zoned_of_micros(micros, zone).replace(tzinfo=None)
+
+
+def zoned_of_micros(micros: int, zone: datetime.tzinfo) -> datetime.datetime:
+    """Returns the local time of a moment, with the zone."""
+    return (EPOCH + datetime.timedelta(microseconds=micros)).replace(tzinfo=_UTC).astimezone(zone)
 
 
 def double_text(value: float, *, single: bool = False) -> str:

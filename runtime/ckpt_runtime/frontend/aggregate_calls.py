@@ -12,6 +12,8 @@ from ckpt_runtime.expressions.types import SparkType, UnsupportedExpressionError
 
 TABLES = "tables"
 """Name of the setting with Spark's constants by name; they are not part of what an aggregate computes."""
+TRIED = "tried"
+"""Name of the setting of a sum of integers or durations that is null once it has exceeded 64 bits."""
 FILTERED = "filtered"
 """Name of the setting of an aggregate whose last argument is the condition of its ``FILTER``."""
 _IGNORES_NULLS = {"ignoreNulls": lambda jvm: bool(jvm.ignoreNulls())}
@@ -24,10 +26,14 @@ _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "CollectSet": _IGNORES_NULLS,
     "Percentile": _DESCENDING,
     "PercentileDisc": _DESCENDING,
+    "Sum": {TRIED: lambda jvm: str(jvm.evalContext().evalMode().toString()) == "TRY" or None},
+    "MaxMinByK": {"k": lambda jvm: int(jvm.k()), "least": lambda jvm: bool(jvm.reverse())},
     # Of equally frequent values Spark takes the least or the greatest one, or any.
     "Mode": {"least": lambda jvm: bool(jvm.reverseOpt().get()) if jvm.reverseOpt().isDefined() else None},
 }
 """Settings that the JSON text of a tree does not contain, by function; one that is None is not set."""
+_COLUMNS = {"MaxMinByK": 2}
+"""The number of arguments that are columns, of functions whose others are settings."""
 _MODES: dict[str, Callable[[Any], Any]] = {
     "Sum": lambda jvm: jvm.evalContext().evalMode(),
     "Average": lambda jvm: jvm.evalMode(),
@@ -53,7 +59,7 @@ def aggregate_call(expression: Any, jvm: Any, function: Expression, condition: E
     does.
     """
     assert isinstance(function, Call)
-    name, arguments = function.function, function.arguments
+    name, arguments = function.function, function.arguments[: _COLUMNS.get(function.function)]
     settings: dict[str, Any] = {"aggregate": True}
     settings |= {key: value for key, read in _ASKED.get(name, {}).items() if (value := read(jvm)) is not None}
     if name == "ListAgg":

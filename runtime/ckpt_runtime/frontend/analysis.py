@@ -28,6 +28,7 @@ from ckpt_runtime.frontend.typed_plan import (
     AnalysisRequest,
     CatalogTable,
     CreatedView,
+    Files,
     TableRequest,
 )
 from ckpt_runtime.graph.schema import DocumentError
@@ -59,7 +60,8 @@ class Analyzer:
         answers = {}
         for text, request in zip(texts, requests, strict=True):
             digest = sha256(bytes(text)).hexdigest()
-            lasting = request.with_rows is True or request.table is not msgspec.UNSET
+            given = (request.with_rows, request.table, request.collected)
+            lasting = any(part is not msgspec.UNSET for part in given)
             if known is not None and lasting and digest in known:
                 answers[digest] = known[digest]
             else:
@@ -78,6 +80,21 @@ class Analyzer:
             spark = spark_session()
             session = spark._jsparkSession.newSession()
             analysis = _refusing(lambda: _analyze(spark, session, request, self._serial, known, static))
+        collected = request.collected
+        if collected is not msgspec.UNSET and analysis.nodes:
+            form = None if isinstance(collected, bool) else collected
+            if len(static) != 1 or len(analysis.nodes) != 1:
+                return Analysis(unsupported="an action on a frame: only a frame that reads no stream has rows")
+            [plan] = static.values()
+
+            def collect() -> Analysis:
+                if isinstance(form, Files):
+                    known.write(spark, session, plan, form)
+                    return analysis
+                rows = known.collected(spark, session, plan, analysis.columns, form)
+                return msgspec.structs.replace(analysis, rows=rows)
+
+            return _refusing(collect)
         if request.with_rows is not True or not analysis.nodes:
             return analysis
 
@@ -225,7 +242,7 @@ _RELATIONS = frozenset(
     {
         *("project", "filter", "join", "set_op", "sort", "limit", "offset", "aggregate", "sql", "range", "unpivot"),
         *("subquery_alias", "repartition", "repartition_by_expression", "to_df", "to_schema", "hint", "deduplicate"),
-        *("local_relation", "sample", "with_relations", "collect_metrics"),
+        *("local_relation", "sample", "with_relations", "collect_metrics", "tail"),
         *("lateral_join", "unresolved_table_valued_function"),
         *(
             "map_partitions",
@@ -343,9 +360,10 @@ class _Planner:
         connect = jvm.org.apache.spark.sql.connect
         registry = session.sessionState().functionRegistry()
         option = jvm.scala.Option
+        place = (option.apply("builtin"), option.apply("system"))
+        identifier = jvm.org.apache.spark.sql.catalyst.FunctionIdentifier
         for name in (*_RUN_CODE, *_NOT_LOADED):
-            place = (option.apply("builtin"), option.apply("system"))
-            registry.dropFunction(jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name, *place))
+            registry.dropFunction(identifier(name, *place))
         session.conf().set("spark.sql.runSQLOnFiles", "false")
         # Otherwise Spark replaces ${env:NAME} in SQL texts by a variable of the driver's environment.
         session.conf().set("spark.sql.variable.substitute", "false")

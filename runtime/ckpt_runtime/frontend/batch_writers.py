@@ -69,14 +69,14 @@ class MemoryTable:
         marked = frame.withColumn(MEMORY_BATCH, F.lit(batch_id).cast("bigint"))
         rows = marked.toArrow()
         if not self.whole and session.catalog.tableExists(name):
-            kept = session.table(name).where(F.col(MEMORY_BATCH) != batch_id)
-            rows = pa.concat_tables([kept.toArrow(), rows.cast(kept.toArrow().schema)])
+            kept = session.table(name).where(F.col(MEMORY_BATCH) != batch_id).toArrow()
+            rows = pa.concat_tables([kept, rows.cast(kept.schema)])
         if rows.nbytes > _MOST_MEMORY_BYTES:
             raise MemoryTableError(
                 f"the table of a query with format memory has {rows.nbytes} bytes, but at most {_MOST_MEMORY_BYTES} "
                 "are allowed, because the driver keeps it in memory: write to files"
             )
-        put_view(session, rows, marked.schema, self.view)
+        put_view(session, rows, marked.schema, self.view, sender=f"{self.view}/{batch_id}")
 
 
 @dataclass(frozen=True, slots=True)

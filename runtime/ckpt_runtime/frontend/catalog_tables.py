@@ -24,7 +24,7 @@ import pyarrow as pa
 from ckpt_runtime.expressions.types import UnsupportedExpressionError, arrow_type
 from ckpt_runtime.frontend.batch_writers import SPARK_FILES
 from ckpt_runtime.frontend.catalyst import items
-from ckpt_runtime.frontend.typed_plan import CatalogTable, TableRequest, TypedColumn
+from ckpt_runtime.frontend.typed_plan import CatalogTable, Files, Shown, TableRequest, TypedColumn
 from ckpt_runtime.graph.specs import FILE_FORMATS
 
 _FORMATS = FILE_FORMATS | SPARK_FILES
@@ -160,6 +160,8 @@ def _path(location: str) -> str:
 
 SIZE_OPTION = "jobmanager.planning.static-tables.max-size"
 TIME_OPTION = "jobmanager.planning.static-tables.timeout"
+MOST_COLLECTED_BYTES = 1 << 20
+"""Maximum size of all rows that a program collects: they are part of its graph, which each worker gets."""
 
 
 @dataclass(slots=True)
@@ -167,14 +169,17 @@ class StaticTables:
     """The tables of one program, as files by their digests, and their limits.
 
     ``size_bytes`` limits all of them together, in memory and without compression. ``new`` are the tables of the catalog
-    that the program's streams write and that do not exist yet.
+    that the program's streams write and that do not exist yet. ``writes``: the program is submitted, and what it writes
+    before it starts its queries is written.
     """
 
     size_bytes: int = 64 << 20
     timeout_s: float = 120.0
     files: dict[str, bytes] = field(default_factory=dict)
     new: NewTables = field(default_factory=NewTables)
+    writes: bool = False
     _sizes: dict[str, int] = field(default_factory=dict)
+    _collected: int = 0
 
     def read(self, spark: Any, session: Any, plan: Any, columns: tuple[TypedColumn, ...]) -> str:
         """Computes the rows of an analyzed plan and returns the digest of their file. Blocks.
@@ -182,24 +187,13 @@ class StaticTables:
         Raises UnsupportedExpressionError for a table that is too large or not read in time, and Py4JJavaError for
         failures in Spark.
         """
-        fields = [pa.field(column.name, arrow_type(column.type)) for column in columns]
-        schema = pa.schema(fields)
-        session.conf().set("spark.sql.execution.arrow.useLargeVarTypes", "false")
-        with self.limited(spark):
-            rows = spark._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan)
-            parts = rows.toArrowBatchRdd().toJavaRDD().toLocalIterator()
-            batches = []
-            size = 0
-            while parts.hasNext():
-                batch = pa.ipc.read_record_batch(pa.py_buffer(parts.next()), schema)
-                size += batch.get_total_buffer_size()
-                if size + sum(self._sizes.values()) > self.size_bytes:
-                    raise UnsupportedExpressionError(
-                        "a static table",
-                        f"the static tables of the program have more than {self.size_bytes} bytes, the limit of "
-                        f"{SIZE_OPTION}; select only the columns and rows that the join needs, or raise the limit",
-                    )
-                batches.append(batch)
+        most = self.size_bytes - sum(self._sizes.values())
+        advice = (
+            f"the static tables of the program have more than {self.size_bytes} bytes, the limit of {SIZE_OPTION}; "
+            "select only the columns and rows that the join needs, or raise the limit"
+        )
+        batches, schema = self._computed(spark, session, plan, columns, most, advice)
+        size = sum(batch.get_total_buffer_size() for batch in batches)
         table = pa.Table.from_batches(batches, schema).combine_chunks()
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
@@ -208,6 +202,65 @@ class StaticTables:
         digest = sha256(content).hexdigest()
         self.files[digest], self._sizes[digest] = content, size
         return digest
+
+    def collected(
+        self, spark: Any, session: Any, plan: Any, columns: tuple[TypedColumn, ...], shown: Shown | None
+    ) -> bytes:
+        """Returns the rows of an analyzed plan, or the text of ``show``, as a stream of Arrow's IPC format. Blocks.
+
+        Raises as :meth:`read`; all rows that a program collects may have :data:`MOST_COLLECTED_BYTES`.
+        """
+        advice = (
+            f"the rows that the program collects have more than {MOST_COLLECTED_BYTES} bytes, and are part of its job: "
+            "select fewer rows and columns, or join the frame with the stream"
+        )
+        most = MOST_COLLECTED_BYTES - self._collected
+        if shown is None:
+            batches, schema = self._computed(spark, session, plan, columns, most, advice)
+        else:
+            with self.limited(spark):
+                frame = spark._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan)
+                text = str(frame.showString(shown.rows, shown.truncate, shown.vertical))
+            if len(text) > most:
+                raise UnsupportedExpressionError("show", advice)
+            batches = [pa.RecordBatch.from_pydict({"show_string": [text]})]
+            schema = batches[0].schema
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema) as writer:
+            for batch in batches or [pa.RecordBatch.from_pylist([], schema)]:  # a client expects one
+                writer.write_batch(batch)
+        content: bytes = sink.getvalue().to_pybytes()
+        self._collected += len(content)
+        return content
+
+    def write(self, spark: Any, session: Any, plan: Any, files: Files) -> None:
+        """Writes the rows of an analyzed plan with Spark. Blocks. Raises as :meth:`read`."""
+        from pyspark.sql.classic.dataframe import DataFrame
+
+        if not self.writes:
+            raise UnsupportedExpressionError("df.write", "a program writes files only when it is submitted")
+        with self.limited(spark):
+            frame = DataFrame(spark._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan), spark)
+            writer = frame.write.format(files.format).mode(files.mode).options(**files.options)
+            (writer.partitionBy(*files.partitioned_by) if files.partitioned_by else writer).save(files.path)
+
+    def _computed(
+        self, spark: Any, session: Any, plan: Any, columns: tuple[TypedColumn, ...], most: int, advice: str
+    ) -> tuple[list[pa.RecordBatch], pa.Schema]:
+        """Returns the rows of a plan. Raises UnsupportedExpressionError with ``advice`` beyond ``most`` bytes."""
+        fields = [pa.field(column.name, arrow_type(column.type)) for column in columns]
+        schema = pa.schema(fields)
+        session.conf().set("spark.sql.execution.arrow.useLargeVarTypes", "false")
+        with self.limited(spark):
+            rows = spark._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan)
+            parts = rows.toArrowBatchRdd().toJavaRDD().toLocalIterator()
+            batches = []
+            while parts.hasNext():
+                batches.append(pa.ipc.read_record_batch(pa.py_buffer(parts.next()), schema))
+                most -= batches[-1].get_total_buffer_size()
+                if most < 0:
+                    raise UnsupportedExpressionError("a static table", advice)
+        return batches, schema
 
     @contextmanager
     def limited(self, spark: Any) -> Iterator[None]:

@@ -83,6 +83,17 @@ def _length(literal: Literal, zone: str) -> Literal | None:
 
 _MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
 _HAS_EVAL_MODE = frozenset({"Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})
+_CAN_FAIL: dict[str, bool] = {}
+"""Whether expressions of a class say if an error fails the query. It is found out once per process."""
+_COMPARISONS = frozenset(
+    {
+        *("And", "Or", "Not", "IsNull", "IsNotNull", "EqualTo", "EqualNullSafe"),
+        *("LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"),
+    }
+)
+"""Expressions of type boolean that depend on no setting of the session."""
+_WRITTEN_IN_FULL = ("boolean", "byte", "short", "integer", "long", "string", "void")
+"""Types whose constants have their complete value in the text of a tree."""
 _TRANSPARENT = frozenset({"SQLScalarFunction", "Alias", "KnownNullable", "KnownNotNull"})
 _READ_AS: dict[str, Callable[[Any], Any]] = {
     "UpdateFields": lambda jvm: jvm.evalExpr(),
@@ -168,9 +179,13 @@ class ExpressionReader:
         if name in _TRANSPARENT or "replacement" in node:
             # A function that Spark itself replaces by others is read as its replacement, which is its only child.
             return children[0], end
+        # Questions to the JVM take most of the time of planning. The text of these nodes says everything.
         if name == "AttributeReference" and node["exprId"]["id"] in self._columns:
-            # Its text says everything, and questions to the JVM take most of the time of planning.
             return self._column(node, _type_of(node)), end
+        if name == "Literal" and node["dataType"] in _WRITTEN_IN_FULL:
+            return _written_literal(node), end
+        if name in _COMPARISONS:
+            return Call(name, tuple(children), "boolean", self._mode, _settings(node)), end
         if name == "With":
             definitions = dict(self._definitions[1 - len(children) :])
             del self._definitions[1 - len(children) :]
@@ -205,7 +220,7 @@ class ExpressionReader:
         if name == "LambdaFunction":
             body, *parameters = children
             return Lambda(body, tuple(p for p in parameters if isinstance(p, Variable)))
-        type_ = spark_type(jvm.dataType())
+        type_ = _type_of(node) if node.get("dataType") else spark_type(jvm.dataType())
         if name in ("AttributeReference", "ScalarSubquery"):
             return self._subquery(jvm, type_) if name == "ScalarSubquery" else self._column(node, type_)
         if name in ("NamedLambdaVariable", "CommonExpressionRef"):
@@ -235,7 +250,9 @@ class ExpressionReader:
     def _mode_of(self, name: str, jvm: Any) -> Mode:
         if name in _HAS_EVAL_MODE:
             return _MODES[jvm.evalMode().toString()]
-        if "failOnError" in dir(jvm):
+        if name not in _CAN_FAIL:
+            _CAN_FAIL[name] = "failOnError" in dir(jvm)
+        if _CAN_FAIL[name]:
             return "ansi" if jvm.failOnError() else "legacy"
         return self._mode
 
@@ -290,8 +307,8 @@ def _common_id(jvm: Any) -> int:
 
 
 def jvm_name(jvm: Any) -> str:
-    """Returns the simple class name of a node in the JVM, without the ``$`` of Scala objects."""
-    return str(jvm.getClass().getSimpleName()).rstrip("$")
+    """Returns the name of the case class or case object of a node in the JVM."""
+    return str(jvm.productPrefix())
 
 
 def _patterns(jvm: Any) -> list[str | None]:
@@ -314,6 +331,11 @@ def _settings(node: Mapping[str, Any]) -> dict[str, Any]:
     if node.get("timeZoneId"):
         settings["zone"] = node["timeZoneId"]
     return settings
+
+
+def _written_literal(node: Mapping[str, Any]) -> Literal:
+    type_, text = node["dataType"], node["value"]
+    return Literal(text == "true" if type_ == "boolean" and text is not None else text, type_)
 
 
 def _literal(value: Any, type_: SparkType) -> Literal:
@@ -345,12 +367,13 @@ def items(sequence: Any) -> list[Any]:
 
 def output(attributes: Any) -> tuple[tuple[TypedColumn, ...], tuple[int, ...]]:
     """The typed columns of a plan's output, and Spark's ids of them."""
-    columns, ids = [], []
-    for attribute in items(attributes):
-        [node] = json.loads(attribute.toJSON())
-        columns.append(TypedColumn(node["name"], _type_of(node), node["nullable"]))
-        ids.append(int(node["exprId"]["id"]))
-    return tuple(columns), tuple(ids)
+    from py4j.java_gateway import JavaClass
+
+    # One text for all of them: the columns are the children of the array's node.
+    array = JavaClass("org.apache.spark.sql.catalyst.expressions.CreateArray", attributes._gateway_client)
+    [_, *nodes] = json.loads(array(attributes, False).toJSON())
+    columns = tuple(TypedColumn(node["name"], _type_of(node), node["nullable"]) for node in nodes)
+    return columns, tuple(int(node["exprId"]["id"]) for node in nodes)
 
 
 class PlanNodes:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.frontend.batch_writers import SPARK_FILES
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, check_one_path, struct_type
 from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION
+from ckpt_runtime.frontend.scripts import ScriptEndedError
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
     EVENT_TIME_OPTIONS,
     WATERMARK_POLICY,
+    Analysis,
     AnalysisRequest,
+    Files,
+    Shown,
     Source,
     TableRequest,
 )
@@ -66,6 +72,9 @@ STREAM_ACTION = (
     "definition within a Spark Declarative Pipeline."
 )
 """Spark's message for an action on a frame of a stream, such as show or collect."""
+_WRITTEN_FORMATS = SPARK_FILES | {"parquet"}
+"""Formats of the files that a program may write before it starts its queries."""
+_MODES = {"SAVE_MODE_APPEND": "append", "SAVE_MODE_OVERWRITE": "overwrite", "SAVE_MODE_IGNORE": "ignore"}
 _CONVERSIONS = (
     *("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark."),
     ROWS_OPTION,
@@ -220,14 +229,57 @@ class Service:
         elif kind == "register_function":
             function = request.plan.command.register_function
             self._capture.registered[function.function_name] = self._capture.prepared(function)
+        elif kind is None:
+            self._collect(request.plan.root, response)
+        elif kind == "write_operation" and not self._capture.queries:
+            self._write(request.plan.command.write_operation)
         elif kind != "ml_command":
-            if kind is None and self._may_read_stream(request.plan.root):
-                raise PlanError("query", STREAM_ACTION)
-            what = kind or "an action on a frame, such as show or collect,"
-            raise PlanError("pipeline", f"{what} {_NEEDS_SPARK}")
+            raise PlanError("pipeline", f"{kind} {_NEEDS_SPARK}")
         last = self._proto.ExecutePlanResponse(session_id=request.session_id, operation_id=request.operation_id)
         last.result_complete.SetInParent()
         return iter([response, last])
+
+    def _collect(self, relation: Any, response: Any) -> None:
+        """Answers an action on a frame, such as ``collect`` or ``show``, with the rows that Spark has now.
+
+        Raises ScriptEndedError when queries have been started: what an action reads then may depend on their rows.
+        """
+        if self._may_read_stream(relation):
+            raise PlanError("query", STREAM_ACTION)
+        if self._capture.queries:
+            for position in self._capture.clock.end():
+                self._capture.queries[position].start.available_now = True
+            raise ScriptEndedError
+        collected: bool | Shown = True
+        if relation.WhichOneof("rel_type") == "show_string":
+            show = relation.show_string
+            collected, relation = Shown(show.num_rows, show.truncate, show.vertical), show.input
+        request = msgspec.structs.replace(self._capture.request_of(relation), collected=collected)
+        analysis = self._capture.analysis_of(request)
+        assert analysis.rows is not msgspec.UNSET
+        if collected is True:
+            response.schema.CopyFrom(_proto_type(struct_type(analysis).jsonValue()))
+        with pa.ipc.open_stream(analysis.rows) as reader:
+            response.arrow_batch.row_count = sum(batch.num_rows for batch in reader)
+        response.arrow_batch.data = analysis.rows
+
+    def _write(self, given: Any) -> None:
+        """Lets Spark write the rows of a frame without a stream, before the program starts its queries."""
+        if self._may_read_stream(given.input):
+            raise PlanError("df.write", "a stream is written with writeStream, as in Spark")
+        paths = [given.path] if given.path else [given.options[key] for key in given.options if key.lower() == "path"]
+        others = given.sort_column_names or given.clustering_columns or given.HasField("bucket_by")
+        format_ = given.source.lower() or "parquet"
+        if given.HasField("table") or others or not paths or format_ not in _WRITTEN_FORMATS:
+            raise PlanError(
+                "df.write",
+                f"a program writes {', '.join(sorted(_WRITTEN_FORMATS))} to a path before it starts its queries, "
+                "without buckets and clusters; write other formats and tables before, or in foreachBatch",
+            )
+        mode = given.DESCRIPTOR.enum_types_by_name["SaveMode"].values_by_number[given.mode].name
+        options = {key: value for key, value in given.options.items() if key.lower() != "path"}
+        files = Files(format_, paths[0], _MODES.get(mode, "error"), options, tuple(given.partitioning_columns))
+        self._capture.analysis_of(msgspec.structs.replace(self._capture.request_of(given.input), collected=files))
 
     def _sql(self, given: Any, result: Any) -> None:
         """Sets the result of ``spark.sql``: the relation itself, or no rows for a statement that creates something."""
@@ -337,12 +389,36 @@ class Service:
         if root and start.query_name and not any(key.lower() == CHECKPOINT_LOCATION for key in start.options):
             start.options[CHECKPOINT_LOCATION] = f"{root.rstrip('/')}/{start.query_name}"
         analysis = self._capture.analysis_of(self._capture.request_of(start.input, with_rows=True), later=True)
+        self._check_order(start, analysis)
         self._capture.queries.append(CapturedQuery(start, analysis))
         clock.started(ends=start.available_now or start.once)
         result = response.write_stream_operation_start_result
         result.query_id.id = _id_of(len(self._capture.queries) - 1)
         result.query_id.run_id = result.query_id.id
         result.name = start.query_name
+
+    def _check_order(self, start: Any, analysis: Analysis) -> None:
+        """Raises PlanError for a query that reads what an earlier one has written, which has ended for the program.
+
+        Spark runs one behind the other. In a job both run at the same time, and static tables are read before.
+        """
+        capture = self._capture
+        before = [query.start for at, query in enumerate(capture.queries) if not capture.clock.is_active(at)]
+        written = {place for each in before for place in _places(each.options, each.path, each.table_name)}
+        read: set[str] = set()
+        for table in (table for table in _reads(start.input) if not table.is_streaming):
+            source = table.data_source
+            read |= _places(source.options, *source.paths, table.named_table.unparsed_identifier)
+        for node in analysis.nodes if start.available_now or start.once else ():
+            if isinstance(node, Source) and node.plan_id in capture.sources:
+                read |= _places(capture.sources[node.plan_id].options)
+        if both := read & written:
+            raise PlanError(
+                "load",
+                f"{min(both)!r} is written by an earlier query, which has ended for the program; but all queries are "
+                "one job, which runs them at the same time: compute both results from one frame, or submit the second "
+                "query as a program of its own",
+            )
 
     def _to_table(self, start: Any) -> None:
         """Makes a request write to the directory of the table that ``toTable`` names."""
@@ -381,16 +457,26 @@ def _shows_columns(explain: Any) -> bool:
     return name in ("extended", "formatted")
 
 
-def _reads_stream(message: Any) -> bool:
-    """Returns whether a part of a request reads a stream by its source, not by a view's name."""
-    if message.DESCRIPTOR.name == "Read" and message.is_streaming:
-        return True
+def _reads(message: Any) -> Iterator[Any]:
+    """Yields the parts of a request that read a stream or a table by its source, not by a view's name."""
+    if message.DESCRIPTOR.name == "Read":
+        yield message
     for descriptor, value in message.ListFields():
         if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
             continue
-        if any(map(_reads_stream, value if descriptor.is_repeated else (value,))):
-            return True
-    return False
+        for part in value if descriptor.is_repeated else (value,):
+            yield from _reads(part)
+
+
+def _reads_stream(message: Any) -> bool:
+    return any(read.is_streaming for read in _reads(message))
+
+
+def _places(options: Mapping[str, str], *names: str) -> set[str]:
+    """The directories, tables and topics that a reader or writer names."""
+    given = {key.lower(): value for key, value in options.items()}
+    texts = (*names, *(given.get(key, "") for key in ("path", "topic")), *given.get("subscribe", "").split(","))
+    return {text.strip().removeprefix("file://").removeprefix("file:").rstrip("/") for text in texts} - {""}
 
 
 def _id_of(position: int) -> str:

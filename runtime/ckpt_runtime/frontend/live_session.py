@@ -19,13 +19,17 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ckpt_runtime.graph.options import duration_ms
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
 REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
 """PySpark's variables for a remote Spark; they make ``builder.getOrCreate()`` return a program's captured session."""
 _MOST_BYTES = 128 << 20
-_ASK_EVERY_S = 60.0
+_TIMEOUT = "spark.connect.session.manager.defaultSessionTimeout"
+"""Spark's option: for how long a session may be without requests before the server ends it."""
+_MOST_PAUSE_S = 60.0
 _CONNECTING = threading.Lock()
 _OF_TWO_FRAMES = (
     *("join", "crossJoin", "lateralJoin", "union", "unionByName", "intersect", "intersectAll", "subtract", "exceptAll"),
@@ -97,27 +101,27 @@ def frame_of(query: Any, rows: pa.Table, schema: Any, name: str) -> Iterator[Any
     if 2 * rows.nbytes < int(query.conf.get("spark.sql.session.localRelationCacheThreshold")):
         yield query.createDataFrame(rows, schema)
         return
-    put_view(query, rows, schema, name)
+    put_view(query, rows, schema, name, sender=name)
     try:
         yield query.table(f"{query.conf.get('spark.sql.globalTempDatabase')}.{name}")
     finally:
         query.catalog.dropGlobalTempView(name)
 
 
-def put_view(query: Any, rows: pa.Table, schema: Any, name: str) -> None:
+def put_view(query: Any, rows: pa.Table, schema: Any, name: str, *, sender: str) -> None:
     """Makes rows a view that all sessions of Spark's application see, or replaces the rows of the view.
 
     The server keeps rows that are too large for a plan until the session ends that has sent them, which is therefore
-    one of its own.
+    one of its own, ``sender``. That of an attempt that has died is used and ended by the next one.
     """
-    sender = type(query)(query.client._builder)
-    _open(sender, query.client._channel.live.url, uuid.uuid4())
+    session = type(query)(query.client._builder)
+    _open(session, query.client._channel.live.url, sender)
     try:
-        _configure(sender, query.configuration)
-        sender.createDataFrame(rows, schema).createOrReplaceGlobalTempView(name)
+        _configure(session, query.configuration)
+        session.createDataFrame(rows, schema).createOrReplaceGlobalTempView(name)
     finally:
-        sender.client.release_session()
-        sender.client._channel.live.close()
+        session.client.release_session()
+        session.client._channel.live.close()
 
 
 _in_use: dict[str, Any] = {}
@@ -125,12 +129,12 @@ _in_use: dict[str, Any] = {}
 
 
 @cache
-def _keep_in_use() -> None:
+def _keep_in_use(pause_s: float) -> None:
     """Has a thread ask each session for something now and then: the server ends those that get no request for an hour,
     with the views that functions have made, and calls may be days apart."""
 
     def ask() -> None:
-        while not over.wait(_ASK_EVERY_S):
+        while not over.wait(pause_s):
             for session in list(_in_use.values()):
                 try:
                     _has_ended(session)
@@ -178,15 +182,18 @@ def _let_frames_meet() -> None:
         setattr(DataFrame, name, copying(getattr(DataFrame, name)))
 
 
-def _open(session: Any, url: str, identity: uuid.UUID) -> None:
-    """Connects a session of PySpark to the server's session of this identity, which the first request makes."""
+def _open(session: Any, url: str, identity: str) -> None:
+    """Connects a session of PySpark to the server's session of this identity, or of the next one if it has ended."""
     client = session.client
     if client._channel.live is not None:
         client._channel.live.close()
     client._channel.live = RealChannel(url)
-    client._session_id = str(identity)
-    client._artifact_manager._session_id = client._session_id
-    client._server_session_id = None
+    for name in chain([identity], (f"{identity}/{number}" for number in count(1))):
+        client._session_id = str(uuid.uuid5(_SESSIONS, name))
+        client._artifact_manager._session_id = client._session_id
+        client._server_session_id = None
+        if not _has_ended(session):
+            return
 
 
 def _configure(session: Any, configuration: Mapping[str, str]) -> None:
@@ -210,14 +217,13 @@ def _has_ended(session: Any) -> bool:
 def _connect(session: Any, url: str, identity: str, configuration: Mapping[str, str]) -> None:
     from pyspark.errors import PySparkException
 
-    for name in chain([identity], (f"{identity}/{number}" for number in count(1))):
-        _open(session, url, uuid.uuid5(_SESSIONS, name))
-        if not _has_ended(session):
-            break
+    _open(session, url, identity)
     session.interruptAll()
     _configure(session, configuration)
     _in_use[identity] = session
-    _keep_in_use()
+    timeout = session.conf.get(_TIMEOUT, "1h")
+    if timeout != "-1":  # with which sessions never end
+        _keep_in_use(min(_MOST_PAUSE_S, duration_ms(_TIMEOUT, timeout, "ms") / 4_000))
     for name, command in _commands(session.client._builder.capture):
         try:
             session.client.execute_command(command)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 from warnings import filterwarnings
@@ -36,7 +37,7 @@ from ckpt_runtime.frontend.capture import Capture, CapturedQuery
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled
 from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION, add_queries, check_paths, delivered, spark_columns
-from ckpt_runtime.frontend.scripts import builds_session
+from ckpt_runtime.frontend.scripts import ScriptEndedError, builds_session
 from ckpt_runtime.frontend.typed_plan import Analysis
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
@@ -272,10 +273,13 @@ def load_plan(
         remembered=remembered or {},
     )
     with captured_session(capture, classes.register) as spark:
-        if _is_script(directory, module_name, function_name):
-            _run_script(directory, module_name, args)
-        else:
-            _function(_import_module(directory, module_name), module_name, function_name)(spark, *args)
+        try:
+            if _is_script(directory, module_name, function_name):
+                _run_script(directory, module_name, args)
+            else:
+                _function(_import_module(directory, module_name), module_name, function_name)(spark, *args)
+        except ScriptEndedError as end:
+            capture.clock.warnings.append(_cut_off(directory, end))
     capture.require_answers()
     starts = [query.start for query in capture.queries]
     set_options(starts, options)
@@ -288,6 +292,25 @@ def load_plan(
         job.job_graph, analyses=capture.used, tables=tuple(sorted(capture.tables)), explained=tuple(capture.explained)
     )
     return replace(job, job_graph=graph, warnings=(*job.warnings, *warnings))
+
+
+def _cut_off(directory: Path, end: ScriptEndedError) -> str:
+    """Returns the warning about a program that ends at an action. Raises PlanError if it writes streams behind it."""
+    frames = [frame for frame in extract_tb(end.__traceback__) if frame.filename.startswith(f"{directory}{os.sep}")]
+    file, line = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
+    place = f"line {line} of {os.path.basename(file)}"
+    tree = ast.parse(Path(file).read_bytes()) if file else ast.Module([], [])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "writeStream" and node.lineno > line:
+            raise PlanError(
+                place,
+                f"it reads rows while queries run, and line {node.lineno} writes another stream: start all queries "
+                "first, because they are one job, or run the program as a client of Spark Connect",
+            )
+    return (
+        f"the program is run up to {place}, which reads rows behind the start of its queries: while it is planned, its "
+        "job has written none; read them when the job has ended, or run the program as a client of Spark Connect"
+    )
 
 
 def _is_script(directory: Path, module_name: str, function_name: str) -> bool:

@@ -39,6 +39,13 @@ MOST_WAITS = 500
 """How often a script may wait for its queries with a limit of time."""
 
 
+class ScriptEndedError(BaseException):
+    """Ends a program at an action behind the start of its queries, whose rows are not there while it is planned.
+
+    Not an ``Exception``, so that no program catches it.
+    """
+
+
 @dataclass(slots=True)
 class ScriptClock:
     """The time of a script: its waits for queries return at once and are added up, because its job does not run yet.
@@ -54,6 +61,8 @@ class ScriptClock:
     """The queries that were to process the data that is there."""
     terminated: bool = False
     """Whether a query has ended since the last ``resetTerminated``."""
+    over: bool = False
+    """Whether the program has ended at an action on rows: what it stops then, it stops at a time that is not known."""
     _end_themselves: list[bool] = field(default_factory=list)
     _ended: set[int] = field(default_factory=set)
     _waits: int = 0
@@ -106,12 +115,17 @@ class ScriptClock:
 
     def stop(self, query: int) -> None:
         """Stops a query now, unless it has ended. One that ends with its data does so, and is not cut short."""
-        if self.is_active(query):
+        if self.is_active(query) and not self.over:
             if self._end_themselves[query]:
                 self._ended.add(query)
             else:
                 self.stops[query] = self.now_s
             self.terminated = True
+
+    def end(self) -> list[int]:
+        """Ends the program. Returns the queries that end with the data that is there, which it has waited for."""
+        self.over = True
+        return [] if self.now_s else [query for query in self.active if query in self.processed]
 
     def stop_session(self) -> None:
         """Stops all queries, as the end of a session in Spark, if the script has waited for them."""

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.nodes import Column, Expression, Lambda, Literal, Variable
 from ckpt_runtime.expressions.types import arrow_type
-from ckpt_runtime.frontend.aggregate_calls import TABLES
+from ckpt_runtime.frontend.aggregate_calls import TABLES, TRIED
 from ckpt_runtime.frontend.complete_mode import add_ordered
 from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_schema
 from ckpt_runtime.frontend.struct_keys import leaves_of, rebuilt
@@ -257,7 +257,12 @@ class _Grouping:
 
     def _group_aggregate(self, aggregate: TypedAggregate) -> GroupAggregate:
         if aggregate.function not in AGGREGATES:
-            raise PlanError("agg", f"the aggregate {aggregate.function} is not supported yet")
+            instead = "count with approx_count_distinct, or " if "ketch" in aggregate.function else ""
+            raise PlanError(
+                "agg",
+                f"the aggregate {aggregate.function} is not supported: {instead}collect the values with collect_list, "
+                "and aggregate them in foreachBatch, whose frames are Spark's",
+            )
         condition = aggregate.arguments[-1:] if aggregate.filtered else ()
         own = aggregate.arguments[: len(aggregate.arguments) - len(condition)]
         types = tuple(arrow_type(self._below.columns[at].type) for at in own)
@@ -268,7 +273,7 @@ class _Grouping:
             raise PlanError("agg", problem + (f": {way}" if any(map(_has_no_order, types)) else ""))
         text = f"{aggregate.function}({', '.join(self._texts[at] for at in own)})"
         text += "".join(f" filter ({self._texts[at]})" for at in condition)
-        if meaning := {key: value for key, value in aggregate.settings.items() if key != TABLES}:
+        if meaning := {key: value for key, value in aggregate.settings.items() if key not in (TABLES, TRIED)}:
             text += f" {msgspec.json.encode(meaning, order='sorted').decode()}"
         own = () if self._counts_rows(aggregate) and not aggregate.filtered else own
         return GroupAggregate(

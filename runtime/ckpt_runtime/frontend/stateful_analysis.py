@@ -93,7 +93,7 @@ def _position(tree: Expression) -> int:
 def event_window(plan: Any) -> int | None:
     """Returns the position of a plan's column with windows of event time."""
     for at, attribute in enumerate(items(plan.output())):
-        if jvm_name(attribute.dataType()) == "StructType" and is_event_time(attribute):
+        if attribute.dataType().typeName() == "struct" and is_event_time(attribute):
             return at
     return None
 

@@ -283,12 +283,31 @@ class CreatedView(msgspec.Struct, frozen=True):
     keeps: bool
 
 
+class Shown(msgspec.Struct, frozen=True, tag_field="form"):
+    """Asks for the text of ``show``: how many rows it has, to how many characters values are cut (0: none is cut)."""
+
+    rows: int
+    truncate: int
+    vertical: bool
+
+
+class Files(msgspec.Struct, frozen=True, tag_field="form"):
+    """Asks for the files that ``df.write`` makes of the rows. ``mode`` is that of the writer, such as ``append``."""
+
+    format: str
+    path: str
+    mode: str
+    options: dict[str, str] = {}
+    partitioned_by: tuple[str, ...] = ()
+
+
 class AnalysisRequest(msgspec.Struct, frozen=True):
     """A request to Spark: the types of a relation (protobuf), a table, a text in DDL, or a statement that creates.
 
     The relation may name ``views`` and registered Python ``functions``, which are relations and functions in protobuf.
     With ``with_rows`` Spark also computes the rows of static tables. A ``table`` that is written gets the rows of the
     relation. ``declarations`` are statements that declare variables and functions of SQL, in their order.
+    ``collected`` asks for the rows of a relation that reads no stream, for their text, or for files of them.
     """
 
     relation: bytes = b""
@@ -300,6 +319,7 @@ class AnalysisRequest(msgspec.Struct, frozen=True):
     table: TableRequest | msgspec.UnsetType = msgspec.UNSET
     statement: str | msgspec.UnsetType = msgspec.UNSET
     declarations: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    collected: bool | Shown | Files | msgspec.UnsetType = msgspec.UNSET
 
 
 class Analysis(msgspec.Struct, frozen=True):
@@ -308,7 +328,7 @@ class Analysis(msgspec.Struct, frozen=True):
     ``parsed`` is the type that a text in DDL stands for, ``table`` the table that was asked for, and ``view`` what a
     statement creates; a statement that is a declaration creates none. ``places`` has the author's file and line for
     functions that the engine may lack, by the names of Spark's classes. ``unsupported`` is true if the engine refuses
-    the query but Spark accepts it.
+    the query but Spark accepts it. ``rows`` are those that were collected, as a stream of Arrow's IPC format.
     """
 
     columns: tuple[TypedColumn, ...] = ()
@@ -319,6 +339,7 @@ class Analysis(msgspec.Struct, frozen=True):
     unsupported: str = ""
     table: CatalogTable | msgspec.UnsetType = msgspec.UNSET
     view: CreatedView | msgspec.UnsetType = msgspec.UNSET
+    rows: bytes | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def lasts(self) -> bool:

@@ -134,6 +134,7 @@ AGGREGATES: Mapping[str, AggregateFunction] = {
     "AnyValue": _F("picked", _anything, "the value that came first"),
     "MinBy": _F("picked_by", _ordered_by, "the value beside the least value of another column"),
     "MaxBy": _F("picked_by", _ordered_by, "the value beside the greatest value of another column"),
+    "MaxMinByK": _F("picked_several", _ordered_by, "the values beside the greatest or least ones of another column"),
     "Product": _F("product", _doubles, "the product"),
     "BitAndAgg": _F("bits", _integers, "the bits that all values have"),
     "BitOrAgg": _F("bits", _integers, "the bits that some value has"),

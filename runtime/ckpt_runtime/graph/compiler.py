@@ -530,6 +530,10 @@ def _separate_calls(operators: list[_Operator]) -> None:
             operator.node.spec, operator.in_step = replace(spec, in_calls=True), True
         elif isinstance(spec, CommitterSpec) and above[operator.uid] <= waiting:
             operator.node.spec = replace(spec, in_calls=True)
+            writer = operator.inputs[0].source.node
+            alone = len(above[operator.uid]) == 1 and not spec.whole
+            if alone and isinstance(writer.spec, SinkSpec) and spec.format == "foreachBatch":
+                writer.spec = replace(writer.spec, batch=spec.schema)
 
 
 def _has_batches(spec: OperatorSpec) -> TypeGuard[EnumeratorSpec]:

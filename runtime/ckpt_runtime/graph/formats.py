@@ -359,6 +359,7 @@ def sink_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
 
 _OF_RECORDS = ("csv", "json")
 """Formats whose option ``mode`` says what happens to bad records."""
+_WITH_BAD_ROWS = (*_OF_RECORDS, "postgresql")
 
 
 def strict_options(source: str | type, options: Mapping[str, str]) -> Mapping[str, str]:
@@ -378,7 +379,7 @@ def strict_options(source: str | type, options: Mapping[str, str]) -> Mapping[st
 
 
 def _finds_bad_rows(source: str | type) -> bool:
-    return bool(source.finds_bad_rows) if is_source(source) else source in _OF_RECORDS  # type: ignore[union-attr]
+    return bool(source.finds_bad_rows) if is_source(source) else source in _WITH_BAD_ROWS  # type: ignore[union-attr]
 
 
 def _check_bad_rows(source: str | type, options: Mapping[str, str]) -> None:
@@ -388,7 +389,7 @@ def _check_bad_rows(source: str | type, options: Mapping[str, str]) -> None:
     name = source if isinstance(source, str) else source.__name__
     raise PlanError(
         f"option {BAD_ROWS_OPTION!r}",
-        f"{name!r} does not detect bad rows; use it with {', '.join(_OF_RECORDS)} and sources that report them. For "
+        f"{name!r} does not detect bad rows; use it with {', '.join(_WITH_BAD_ROWS)} and sources that report them. For "
         "expressions that fail for a row, such as from_json in mode FAILFAST, set the job's option "
         "execution.bad-rows.mode",
     )
@@ -409,7 +410,7 @@ def source_schema(source: str | type, options: Mapping[str, str], declared: pa.S
     if isinstance(source, type):
         return described_data_source(source, options, declared, reported=False)[1]
     if source not in SOURCE_FORMATS:
-        raise PlanError("format", _unknown(source, SOURCE_FORMATS))
+        raise PlanError("format", _unknown(source, SOURCE_FORMATS, "a FrameSource reads what spark.read can read"))
     return SOURCE_FORMATS[source].schema(source_options(source, options), declared)
 
 
@@ -426,7 +427,7 @@ def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) 
         check_types_of_pyspark(sink.__name__, schema)
         return
     if sink not in SINK_FORMATS:
-        raise PlanError("format", _unknown(sink, SINK_FORMATS))
+        raise PlanError("format", _unknown(sink, SINK_FORMATS, "foreachBatch writes what Spark can write"))
     if sink == "kafka":
         # Its options with a prefix are settings of the client library.
         check_kafka_sink(options, schema)
@@ -457,8 +458,9 @@ def check_types_of_pyspark(name: str, schema: pa.Schema) -> None:
             raise PlanError("schema", f"{name}: {problem}") from None
 
 
-def _unknown(name: str, known: Mapping[str, Any]) -> str:
-    return f"{name!r} is not one of {', '.join(sorted(known))}, and no DataSource class is registered under that name"
+def _unknown(name: str, known: Mapping[str, Any], instead: str) -> str:
+    names = ", ".join(sorted(known))
+    return f"{name!r} is not one of {names}, and no DataSource class is registered under that name; {instead}"
 
 
 def described_data_source(

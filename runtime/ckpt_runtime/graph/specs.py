@@ -451,13 +451,15 @@ class SinkSpec:
     """Writes a stream. ``format`` is a registered name, a PySpark ``DataSource`` class or a class of a ``Sink``.
 
     ``table`` is the schema of the rows in output mode complete, where the end of a range marks the end of a whole
-    result; None in other modes.
+    result; None in other modes. ``batch`` is the schema of rows where each range of the source is a call of the
+    function, also without rows.
     """
 
     format: str | type
     options: Mapping[str, str] = field(default_factory=dict)
     function: UserFunction | None = None
     table: pa.Schema | None = None
+    batch: pa.Schema | None = None
 
     @property
     def output_directory(self) -> str | None:

@@ -199,6 +199,7 @@ class Planner:
     async def plan(self, program: StoredProgram, request: RunRequest, configuration: Configuration) -> Planned:
         """Runs the pipeline function. ``configuration`` was given at submission."""
         tables = self._static_tables()
+        tables.writes = True
         graph, own = _parts(await self._result(program, request, configuration, tables))
         return Planned(graph, own, {digest: tables.files[digest] for digest in graph.tables}, tables.new)
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.connect.client.artifact import ArtifactManager
+from pyspark.sql.connect.dataframe import DataFrame as FrameOfClient
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tests.support.killed_steps import killed
+from tests.support.pipelines.killed_sinks import wrap
+
 SCHEMA = "n BIGINT, name STRING, price DECIMAL(10,2), at TIMESTAMP, tags ARRAY<STRING>"
-
-
-def killed(faults: str, step: str) -> None:
-    """Kills this process if the file is there; removes the file first, so that the next attempt gets further."""
-    try:
-        Path(faults, step).unlink()
-    except FileNotFoundError:
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Epochs:
@@ -98,12 +94,28 @@ def combined(spark: SparkSession, source: str, output: str) -> StreamingQuery:
     return writer.trigger(availableNow=True).start()
 
 
-def stored(spark: SparkSession, source: str, output: str) -> StreamingQuery:
+def kill_senders(faults: str) -> None:
+    """Kills the process while it sends the rows of a large frame, or when Spark has made a view of them."""
+    requests = ArtifactManager._add_artifacts
+
+    def killing(*arguments: Any) -> Iterator[Any]:
+        for request in requests(*arguments):
+            yield request
+            killed(faults, "sending")
+
+    ArtifactManager._add_artifacts = killing  # type: ignore[method-assign]
+    wrap((FrameOfClient, "createOrReplaceGlobalTempView"), None, partial(killed, faults, "sent"))
+
+
+def stored(spark: SparkSession, source: str, output: str, faults: str = "") -> StreamingQuery:
     """The function reads its frame several times, keeps it in memory, and writes it to several places. The frames are
     larger than what Spark Connect puts into a plan, and a view of the first one remains for the calls that follow."""
+    if faults:
+        kill_senders(faults)
     rows = spark.readStream.schema("n BIGINT, text STRING").option("maxFilesPerTrigger", 1).parquet(source)
 
     def write(batch: DataFrame, batch_id: int) -> None:
+        killed(faults, "called")
         kept = batch.persist()
         counts = [kept.count(), batch.count(), batch.where("n % 2 = 0").count()]
         batch.createOrReplaceTempView("latest")
@@ -118,6 +130,22 @@ def stored(spark: SparkSession, source: str, output: str) -> StreamingQuery:
 
     writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", f"{output}/state")
     return writer.trigger(availableNow=True).start()
+
+
+def remembered(spark: SparkSession, source: str, output: str) -> None:
+    """Each call reads a view that the first one has made."""
+    rows = spark.readStream.text(source)
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        if batch_id == 0:
+            batch.createOrReplaceTempView("first")
+            batch.sparkSession.table("first").cache()
+        found = batch.sparkSession.table("first").union(batch).collect()
+        written = Path(output, f".{batch_id}")
+        written.write_text(" ".join(sorted(row.value for row in found)))
+        written.rename(Path(output, str(batch_id)))
+
+    rows.writeStream.foreachBatch(write).start()
 
 
 def files(spark: SparkSession, source: str, rate: str, output: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+from contextlib import redirect_stdout
 from decimal import Decimal
+from io import StringIO
 
 import pandas as pd
 import pyarrow as pa
@@ -43,8 +45,20 @@ def queries(spark: SparkSession, events: DataFrame, directory: str) -> dict[str,
     )
     events.createOrReplaceTempView("events")
     local.createOrReplaceTempView("weights")
+    shown = StringIO()
+    with redirect_stdout(shown):
+        people.orderBy("k", "name").show(3, truncate=2)
+        local.where("weight > 9").show(vertical=True)
+    rows = [row.asDict() for row in people.orderBy("k", "name").collect()]
+    collected = (
+        *(rows, arrow.orderBy("since").tail(2), local.count(), people.first(), nothing_of(people).collect()),
+        *(nothing_of(people).isEmpty(), people.isEmpty(), spark.sql("SELECT max(weight) m FROM weights").head()),
+        *(labels.orderBy("label").toPandas().to_dict("list"), [*local.orderBy("weight").toLocalIterator()]),
+    )
+    local.write.mode("overwrite").partitionBy("k").parquet(f"{directory}/weights")
+    local.coalesce(1).write.mode("overwrite").option("header", True).csv(path=f"{directory}/weights.csv")
     per_country = people.groupBy("country").agg(F.count("*").alias("people"), F.max("born").alias("youngest"))
-    nothing = people.filter("name = 'nobody'")
+    nothing = nothing_of(people)
     return {
         "using": events.join(people, "k"),
         "left": events.join(people, "k", "left_outer"),
@@ -57,6 +71,10 @@ def queries(spark: SparkSession, events: DataFrame, directory: str) -> dict[str,
         "nulls_match": events.join(local, events.k.eqNullSafe(local.k)).select("id", "weight"),
         "range": events.join(spark.range(1, 3).toDF("other"), F.col("n") == F.col("other")),
         "between": events.join(local, F.expr("n > weight AND weight IS NOT NULL"), "left").select("id", "weight"),
+        "collected": events.select("id", F.lit(shown.getvalue()), F.lit(str(collected))),
+        "written": events.join(spark.read.parquet(f"{directory}/weights"), "k").join(
+            spark.read.csv(f"{directory}/weights.csv", header=True, inferSchema=True).toDF("k", "other"), "k", "left"
+        ),
         "mixed": events.alias("e")
         .join(local.alias("w"), F.expr("e.k = w.k AND n + weight > 2 AND weight < 4"), "left")
         .select("id", "weight"),
@@ -94,3 +112,7 @@ def queries(spark: SparkSession, events: DataFrame, directory: str) -> dict[str,
         .count()
         .select("window.start", "country", "count"),
     }
+
+
+def nothing_of(people: DataFrame) -> DataFrame:
+    return people.filter("name = 'nobody'")

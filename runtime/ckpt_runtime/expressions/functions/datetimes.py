@@ -176,8 +176,8 @@ def _constant(tree: Expression, what: str) -> str:
     return str(tree.value)
 
 
-def _tokens(tree: Expression) -> tuple[patterns.Token, ...]:
-    return patterns.tokens_of(_constant(tree, "a date pattern"))
+def _tokens(tree: Expression, *, zoned: bool = True, written: bool = False) -> tuple[patterns.Token, ...]:
+    return patterns.tokens_of(_constant(tree, "a date pattern"), zoned=zoned, written=written)
 
 
 _SHOWN = ("day", "hour", "minute", "second")
@@ -187,8 +187,11 @@ _FINENESS = {"H": 1, "h": 1, "a": 1, "m": 2, "s": 3, "S": 4}
 
 @strict("DateFormatClass")
 def _date_format(call: Call) -> Callable[..., Value]:
-    tokens = _tokens(call.arguments[1])
-    local = in_zone(_zone(call))
+    tokens, zone = _tokens(call.arguments[1], written=True), _zone(call)
+    if patterns.has_offset(tokens):  # which a local time that occurs twice does not tell
+        zoned = per_row(lambda micros: patterns.write(texts.zoned_of_micros(micros, zone), tokens), _STRING)
+        return lambda value, _: zoned(value.cast(_LONG))
+    local = in_zone(zone)
     compute = per_row(lambda moment: patterns.write(moment, tokens), _STRING)
     finest = max((_FINENESS[token.letter] for token in tokens if token.letter in _FINENESS), default=0)
     if finest == len(_SHOWN):
@@ -199,8 +202,8 @@ def _date_format(call: Call) -> Callable[..., Value]:
 
 @strict("FromUnixTime")
 def _from_unix_time(call: Call) -> Callable[..., Value]:
-    tokens, zone = _tokens(call.arguments[1]), _zone(call)
-    compute = per_row(lambda seconds: patterns.write(texts.local_of_micros(seconds * 1_000_000, zone), tokens), _STRING)
+    tokens, zone = _tokens(call.arguments[1], written=True), _zone(call)
+    compute = per_row(lambda seconds: patterns.write(texts.zoned_of_micros(seconds * 1_000_000, zone), tokens), _STRING)
     return lambda value, _: compute(value)
 
 
@@ -209,7 +212,7 @@ def _unix_timestamp(call: Call) -> Callable[..., Value]:
     source = call.arguments[0].type
     if source == "string":
         tokens, zone = _tokens(call.arguments[1]), _zone(call)
-        parse = _reader(call, tokens, lambda local: texts.micros_of_local(local, zone) // 1_000_000)
+        parse = _reader(call, tokens, lambda local, of: texts.micros_of_local(local, of or zone) // 1_000_000)
         compute = per_row(parse, _LONG)
         return lambda value, _: compute(value)
     seconds = per_row(lambda micros: micros // 1_000_000, _LONG)
@@ -218,19 +221,22 @@ def _unix_timestamp(call: Call) -> Callable[..., Value]:
 
 
 def _reader(
-    call: Call, tokens: tuple[patterns.Token, ...], convert: Callable[[datetime.datetime], Any]
+    call: Call,
+    tokens: tuple[patterns.Token, ...],
+    convert: Callable[[datetime.datetime, datetime.tzinfo | None], Any],
 ) -> Callable[[str], Any]:
+    """``convert`` gets local times, with the zone of those whose text has an offset."""
     fails = bool(call.settings.get("failOnError", call.mode == "ansi"))
 
     def parse(text: str) -> Any:
-        local = patterns.read(text, tokens)
-        if local is None:
+        found = patterns.read(text, tokens)
+        if found is None:
             if fails:
                 raise EvaluationError(
                     "CANNOT_PARSE_TIMESTAMP", f"{text!r} does not fit the pattern; try_to_timestamp gives null"
                 )
             return None
-        return convert(local)
+        return convert(*found)
 
     return parse
 
@@ -242,11 +248,17 @@ def _parse(call: Call) -> Callable[..., Value]:
     if len(call.arguments) == 1 or source != "string":
         convert = caster(source, call.type, mode, zone)
         return lambda value, *_: convert(value)
-    tokens, kind = _tokens(call.arguments[1]), arrow_type(call.type)
-    of_zone = texts.zone_of(zone) if call.type == "timestamp" else datetime.UTC
-    result: Callable[[datetime.datetime], Any] = (
-        datetime.datetime.date if call.type == "date" else lambda local: texts.micros_of_local(local, of_zone)
-    )
+    tokens, kind = _tokens(call.arguments[1], zoned=call.type != "timestamp_ntz"), arrow_type(call.type)
+    of_session = texts.zone_of(zone)
+    of_zone = of_session if call.type == "timestamp" else datetime.UTC
+
+    def result(local: datetime.datetime, of_text: datetime.tzinfo | None) -> Any:
+        if call.type != "date":
+            return texts.micros_of_local(local, of_text or of_zone)
+        if of_text is not None:  # the date is that of the session's zone
+            local = texts.local_of_micros(texts.micros_of_local(local, of_text), of_session)
+        return local.date()
+
     compute = per_row(_reader(call, tokens, result), kind)
     return lambda value, _: compute(value)
 

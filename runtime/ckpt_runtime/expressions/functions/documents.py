@@ -333,7 +333,7 @@ def _to_bytes(value: Any) -> bytes:
 
 
 def _to_time(type_: str, zone: str, pattern: str | None) -> _Convert:
-    tokens = None if pattern is None else patterns.tokens_of(pattern)
+    tokens = None if pattern is None else patterns.tokens_of(pattern, zoned=type_ == "timestamp")
     of_zone = texts.zone_of(zone) if type_ == "timestamp" else datetime.UTC
 
     def convert(value: Any) -> Any:
@@ -352,8 +352,7 @@ def _to_time(type_: str, zone: str, pattern: str | None) -> _Convert:
                 return date
             found = texts.parse_local(value)
         else:
-            local = patterns.read(value, tokens)
-            found = None if local is None else (local, None)
+            found = patterns.read(value, tokens)
         if found is None:
             raise _NotConvertible
         if type_ == "date":
@@ -395,7 +394,7 @@ def _writer(type_: SparkType, zone: str, options: Mapping[str, str], ignore_null
 def time_writer(type_: str, zone: str, pattern: str | None) -> Callable[[Any], str]:
     """Returns what writes dates and timestamps, by default as ISO 8601 with milliseconds."""
     of_zone = texts.zone_of(zone)
-    tokens = None if pattern is None else patterns.tokens_of(pattern)
+    tokens = None if pattern is None else patterns.tokens_of(pattern, zoned=type_ == "timestamp", written=True)
 
     def write(value: Any) -> str:
         if type_ == "date":
@@ -403,7 +402,7 @@ def time_writer(type_: str, zone: str, pattern: str | None) -> Callable[[Any], s
         else:
             local = value.astimezone(of_zone) if type_ == "timestamp" else value
         if tokens is not None:
-            return patterns.write(local.replace(tzinfo=None), tokens)
+            return patterns.write(local, tokens)
         if type_ == "date":
             return texts.date_text(value)
         time = f"{local.hour:02}:{local.minute:02}:{local.second:02}.{local.microsecond // 1000:03}"

@@ -31,6 +31,7 @@ from ckpt_runtime.expressions.types import (
     UnsupportedExpressionError,
     arrow_type,
     is_fractional,
+    is_integral,
 )
 
 _KERNELS = {
@@ -292,6 +293,8 @@ def _nanvl(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
 @strict("Greatest", "Least")
 def _extreme(call: Call) -> Callable[..., Value]:
     """Nulls are skipped; NaN is the greatest number."""
+    if is_integral(call.type):
+        return kernel_of("max_element_wise" if call.function == "Greatest" else "min_element_wise")
     name = "less" if call.function == "Greatest" else "greater"
     replaces = comparison(name, call.type)
 

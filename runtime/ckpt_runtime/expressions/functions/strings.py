@@ -11,10 +11,20 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, by_row, function, kernel_of, strict
+from ckpt_runtime.expressions.evaluation import (
+    Evaluator,
+    Frame,
+    Value,
+    by_row,
+    function,
+    kernel_of,
+    literal_scalar,
+    strict,
+)
 from ckpt_runtime.expressions.functions.number_formats import decimal_format
 from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.regex import compile_java, like_pattern, split_java
@@ -23,19 +33,23 @@ from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressio
 
 _STRING = pa.string()
 _INT = pa.int32()
-_is_ascii = kernel_of("string_is_ascii")
 
 
 def ascii_or(fast: Callable[..., Value], exact: Callable[..., Value]) -> Callable[..., Value]:
     """Returns a kernel that is ``fast`` for texts of ASCII alone and ``exact`` for others."""
+    return lambda value: fast(value) if _is_ascii(value) else exact(value)
 
-    def run(value: Value) -> Value:
-        plain = _is_ascii(value)
-        if plain.as_py() if isinstance(plain, pa.Scalar) else pc.all(plain, min_count=0).as_py():
-            return fast(value)
-        return exact(value)
 
-    return run
+def _is_ascii(value: Value) -> bool:
+    """Whether no byte of the texts is beyond ASCII; those of nulls count, too, because all are read at once."""
+    if isinstance(value, pa.Scalar):
+        text = value.as_py()
+        return text is None or bool(text.isascii())
+    _, ends, data = value.buffers()
+    if data is None or not len(value):
+        return True
+    first, last = np.frombuffer(ends, np.int32)[[value.offset, value.offset + len(value)]]
+    return bool(np.frombuffer(data, np.int8)[first:last].min(initial=0) >= 0)
 
 
 @strict("Upper", "Lower")
@@ -51,7 +65,7 @@ def _length(call: Call) -> Callable[..., Value]:
     if call.function == "BitLength":
         return lambda value: pc.multiply(octets(value), pa.scalar(8, _INT))
     if call.function == "Length" and call.arguments[0].type != "binary":
-        return kernel_of("utf8_length")
+        return ascii_or(octets, kernel_of("utf8_length"))
     return octets
 
 
@@ -63,6 +77,9 @@ def _concat(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         return lambda frame: joined(*[argument(frame) for argument in arguments])
     join = kernel_of("binary_join_element_wise", pc.JoinOptions("emit_null"))
     separator = pa.scalar("" if kind == _STRING else b"", kind)
+    constant = call.arguments[1] if len(arguments) == 3 else None
+    if isinstance(constant, Literal) and constant.value is not None:  # joining two parts is cheaper than three
+        arguments, separator = arguments[::2], literal_scalar(constant).cast(kind)
 
     def run(frame: Frame) -> Value:
         return join(*[argument(frame) for argument in arguments], separator)
@@ -96,7 +113,12 @@ def _substring_kernel(call: Call) -> Callable[..., Value]:
         return exact
     start = max(int(str(bounds[0].value)) - 1, 0)
     length = int(str(bounds[1].value)) if len(bounds) > 1 else (1 << 31) - 1
-    cut = kernel_of("utf8_slice_codeunits", pc.SliceOptions(start, start + max(length, 0)))
+    part = pc.SliceOptions(start, start + max(length, 0))
+    cut_bytes = kernel_of("binary_slice", part)
+    cut = ascii_or(
+        lambda value: cut_bytes(value.cast(pa.binary())).cast(_STRING, safe=False),
+        kernel_of("utf8_slice_codeunits", part),
+    )
     return lambda value, *_: cut(value)
 
 

@@ -86,14 +86,19 @@ class Sum(GroupAccumulator):
         super().__init__(aggregate, inputs)
         self._decimal = pa.types.is_decimal(inputs[0])
         self._floating = pa.types.is_floating(inputs[0])
-        self.combines = not self._floating
+        self._tried = not (self._decimal or self._floating) and bool(aggregate.settings.get("tried"))
+        self.combines = not (self._floating or self._tried)
+        # A sum that has overflowed stays null, as in Spark; the next column distinguishes it from a sum of no rows.
         if self._decimal:
-            # A sum that has overflowed stays null, as in Spark; the count distinguishes it from a sum of no rows.
             self.stored.append(self.field("rows", pa.int64()))
+        elif self._tried:
+            self.stored.append(self.field("lost", pa.bool_()))
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
         if self._decimal:
             return self._decimals(groups, old, new)
+        if self._tried:
+            return self._of_try_sum(groups, old, new)
         has = np.zeros(groups, dtype=np.uint8)
         sums = np.zeros(groups, dtype=np.float64 if self._floating else np.int64)
         for given in _given(floats if self._floating else integers, old, new):
@@ -106,6 +111,22 @@ class Sum(GroupAccumulator):
                     f"{int(sums[numbers[row]])}; use try_sum, or cast the column to a decimal"
                 )
         return [array_of(self.aggregate.result, sums, has)]
+
+    def _of_try_sum(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        lost, has, sums = (np.zeros(groups, dtype=kind) for kind in (bool, np.uint8, np.int64))
+        if len(old.groups):
+            lost[old.groups[np.asarray(pc.fill_null(old.columns[1], False))]] = True
+        if any(kernels.add_int64(*given, True, sums, has) >= 0 for given in _given(integers, old, new)):
+            has[:], sums[:] = 0, 0
+            for rows in (old, new):
+                values = columns.plain(rows.columns[0]).cast(pa.int64()).to_pylist() if len(rows.groups) else []
+                for number, value in zip(rows.groups.tolist(), values, strict=True):
+                    total = int(sums[number]) + (value or 0)
+                    lost[number] |= not -(1 << 63) <= total < 1 << 63
+                    if value is not None and not lost[number]:
+                        has[number], sums[number] = 1, total
+        has[lost] = 0
+        return [array_of(self.aggregate.result, sums, has), pa.array(lost)]
 
     @property
     def _checked(self) -> bool:

@@ -23,6 +23,7 @@ from ckpt_runtime.operators.aggregates.values import (
     OfDistinct,
     Percentiles,
     Ranked,
+    TopAccumulator,
 )
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.arrays import read_only
@@ -190,6 +191,7 @@ ACCUMULATORS: dict[str, type[GroupAccumulator]] = {
     "extreme": Extreme,
     "picked": FirstOrLastAccumulator,
     "picked_by": MinMaxByAccumulator,
+    "picked_several": TopAccumulator,
     "product": Product,
     "bits": Bits,
     "bitmap": Bitmap,

@@ -64,6 +64,45 @@ class MinMaxByAccumulator(GroupAccumulator):
         return [taken(values, picked), taken(orders, picked)]
 
 
+class TopAccumulator(GroupAccumulator):
+    """The values in the rows with the ``k`` greatest or least ones of another column, these first.
+
+    Rows in which the other column is null do not count. Of equal rows the earlier ones come first.
+    """
+
+    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
+        super().__init__(aggregate, inputs)
+        self._pair = pa.struct([("value", inputs[0]), ("by", inputs[1])])
+        self.stored = [self.field("values", pa.list_(self._pair))]
+
+    def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        numbers, [values, by] = new.groups, [columns.plain(column) for column in new.columns]
+        if len(old.groups):
+            lists = old.columns[0]
+            [kept, known] = pc.list_flatten(lists).flatten()
+            numbers = np.concatenate([old.groups[pc.list_parent_indices(lists).to_numpy()], numbers])
+            values, by = pa.concat_arrays([kept, values]), pa.concat_arrays([known, by])
+        counts = np.asarray(by.is_valid())
+        order = ranks(by)
+        rows = np.lexsort((order if self.aggregate.settings["least"] else -order, numbers))
+        rows = rows[counts[rows]]
+        sizes = np.bincount(numbers[rows], minlength=groups)
+        places = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        most = int(self.aggregate.settings["k"])
+        rows = arrow_from_numpy(pa.int64(), rows[places < most])
+        offsets = np.concatenate([[0], np.cumsum(np.minimum(sizes, most))]).astype(np.int32)
+        pairs = pa.StructArray.from_arrays([values.take(rows), by.take(rows)], fields=list(self._pair))
+        return [pa.ListArray.from_arrays(pa.array(offsets), pairs, type=self.stored[0].type)]
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        lists = stored[0]
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        [values, _] = pc.list_flatten(lists).flatten()
+        found = pa.ListArray.from_arrays(pa.array(offsets), values, mask=pa.array(lengths == 0))
+        return found.cast(self.aggregate.result)
+
+
 class Listed(GroupAccumulator):
     """All values that are not null, in order."""
 

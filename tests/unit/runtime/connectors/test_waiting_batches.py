@@ -50,13 +50,14 @@ class Job:
         restored: int | None = None,
         *,
         joins: bool = False,
+        of_writer: Any = (),
     ) -> None:
         spec = SinkSpec("foreachBatch", {"path": str(place), "maxWaitingBatches": "2"}, UserFunction(function, None))
         self.now = 0.0
         self.committer = WaitingCommitterOperator(staged_sinks.staged_sink(spec), SCHEMA, joins=joins)
         self.committer.open(context(uid="out.committer", state=state, restored=restored, attempt=attempt), Collector())
-        self.writer = WaitingWriterOperator(staged_sinks.staged_sink(spec))
-        where = context(uid="out", restored=restored, attempt=attempt, monotonic_ms=lambda: self.now)
+        self.writer = WaitingWriterOperator(staged_sinks.staged_sink(spec), batch=SCHEMA if joins else None)
+        where = context(uid="out", state=of_writer, restored=restored, attempt=attempt, monotonic_ms=lambda: self.now)
         self.writer.open(where, Collector(lambda batch: self.committer.process_batch(batch, 0)))
 
     def checkpoint(self, checkpoint_id: int, *numbers: int) -> Any:
@@ -69,6 +70,11 @@ class Job:
         self.writer.notify_complete(checkpoint_id)
         self.committer.notify_complete(checkpoint_id)
         return state
+
+    def end_range(self, upto: int) -> None:
+        """A range of the source has ended in front of its split ``upto``."""
+        self.writer.context.chain_time.upto = upto
+        self.writer.process_end_of_range()
 
     @property
     def full(self) -> tuple[bool, bool]:
@@ -144,6 +150,34 @@ def test_calls_that_have_not_returned_are_made_again_with_the_same_ids_and_rows(
     assert list(tmp_path.iterdir()) == []
     function.error = SystemExit()  # ends the thread of the first attempt
     function.returns.release()
+
+
+@pytest.mark.row("ends.1")
+@pytest.mark.parametrize("joins", [True, False])
+def test_batch_without_rows_has_a_call_unless_it_has_no_splits_or_was_staged_by_an_earlier_attempt(
+    function: Function, tmp_path: Path, joins: bool
+) -> None:
+    function.returns.release(9)
+    job = Job(tmp_path, function, joins=joins)
+    job.end_range(2)
+    job.checkpoint(1)
+    job.end_range(2)
+    job.checkpoint(2)
+    job.end_range(3)
+    state, of_writer = job.checkpoint(3, 30), snapshot_of(job.writer, 3)
+    until(lambda: not job.committer.has_commits_left)
+    again = Function()
+    again.returns.release(9)
+    restored = Job(tmp_path, again, attempt=1, state=state, restored=3, joins=joins, of_writer=of_writer)
+    restored.end_range(3)
+    restored.checkpoint(4)
+    restored.end_range(5)
+    restored.checkpoint(5)
+    until(lambda: not restored.committer.has_commits_left)
+    assert function.calls == ([(0, []), (1, [30])] if joins else [(0, [30])])
+    assert again.calls[-1:] == ([(2, [])] if joins else [])
+    job.close()
+    restored.close()
 
 
 @pytest.mark.parametrize("snapshots", [0, 1, 2])

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -22,7 +23,7 @@ from ckpt_runtime.frontend.capture import Capture, CapturedQuery
 from ckpt_runtime.frontend.captured_session import captured_session
 from ckpt_runtime.frontend.job import JobOptions
 from ckpt_runtime.frontend.program import stop_in_time
-from ckpt_runtime.frontend.scripts import builds_session
+from ckpt_runtime.frontend.scripts import ScriptEndedError, builds_session
 from ckpt_runtime.frontend.typed_plan import (
     PLACEHOLDER_FILES,
     Analysis,
@@ -107,9 +108,25 @@ def test_action_on_a_frame_is_refused_by_sparks_message_if_it_reads_a_stream() -
         frame = spark.readStream.format("replay").load("/data")
         with pytest.raises(PlanError, match=r"must be executed with writeStream\.start\(\)"):
             frame.where("amount > 1").show()
-        for action in (frame.cache, spark.range(3).collect):
-            with pytest.raises(PlanError, match="running Spark"):
-                action()
+        with pytest.raises(PlanError, match="running Spark"):
+            frame.cache()
+
+
+def test_action_on_a_frame_without_a_stream_gives_the_rows_that_spark_has() -> None:
+    def program(analyses: dict[str, str]) -> Any:
+        with captured_session(capture(analyses), lambda _: None) as spark:
+            return spark.range(2).collect()
+
+    with pytest.raises(AnalysisNeeded) as needed:
+        program({})
+    [question] = msgspec.json.decode(needed.value.text, type=list[msgspec.Raw])
+    assert msgspec.json.decode(question, type=AnalysisRequest).collected is True
+    rows = pa.RecordBatch.from_pydict({"id": [0, 1]})
+    with pa.ipc.new_stream(sink := pa.BufferOutputStream(), rows.schema) as writer:
+        writer.write_batch(rows)
+    answer = Analysis(columns=(TypedColumn("id", "long"),), rows=sink.getvalue().to_pybytes())
+    answers = {sha256(bytes(question)).hexdigest(): msgspec.json.encode(answer).decode()}
+    assert [row.id for row in program(answers)] == [0, 1]
 
 
 def test_second_active_query_of_a_name_is_refused_as_in_spark() -> None:
@@ -362,6 +379,21 @@ def test_query_that_only_processes_the_data_that_is_there_ends_with_it() -> None
         query.processAllAvailable()
         query.stop()
     assert given.queries[0].start.available_now
+    assert stop_of(given) == (None, [])
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_action_behind_the_start_of_queries_ends_the_program_and_no_later_stop_counts(waits: bool) -> None:
+    with started(2) as (given, spark, [query, other]), pytest.raises(ScriptEndedError):
+        query.processAllAvailable()
+        if waits:
+            query.awaitTermination(10)
+        try:
+            spark.range(3).count()
+        finally:
+            query.stop()
+            other.stop()
+    assert [each.start.available_now for each in given.queries] == [not waits, False]
     assert stop_of(given) == (None, [])
 
 

@@ -151,6 +151,49 @@ def test_path_of_files_has_to_exist_when_a_job_is_submitted_unless_a_query_of_th
     assert found == {f"{away}/*": None, str(archive): None, out: None, **missing}
 
 
+READS_BACK = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.getOrCreate()
+numbers = spark.readStream.format("numbers").option("rows", 5).load()
+numbers.writeStream.format("noop").trigger(availableNow=True).start().awaitTermination()
+spark.read.parquet("/out").show()
+"""
+
+
+def test_script_runs_up_to_where_it_reads_rows_behind_its_queries_and_may_write_no_stream_there(archive: Path) -> None:
+    (archive / "job.py").write_text(READS_BACK)
+    warning = loaded(archive, "job").warnings[-1]
+    assert warning.startswith("the program is run up to line 6 of job.py, which reads rows behind the start")
+    (archive / "job.py").write_text(f"{READS_BACK}numbers.writeStream.format('noop').start()")
+    with pytest.raises(
+        PlanError, match=r"line 6 of job.py: it reads rows while queries run, and line 7 writes another"
+    ):
+        loaded(archive, "job")
+
+
+IN_STAGES = """
+def pipeline(spark, directory, trigger, waits):
+    chosen = {trigger: True} if trigger != "none" else {"processingTime": "1 second"}
+    numbers = spark.readStream.format("numbers").option("rows", 5).load()
+    first = numbers.writeStream.trigger(availableNow=True).start(f"file://{directory}/first")
+    if waits == "yes":
+        first.awaitTermination()
+    stage = spark.readStream.schema("number BIGINT").parquet(f"{directory}/first/")
+    if trigger == "static":
+        stage, chosen = numbers.join(spark.read.parquet(f"{directory}/first"), "number"), {}
+    stage.writeStream.format("noop").trigger(**(chosen or {"availableNow": True})).start()
+"""
+
+
+def test_query_may_not_read_behind_a_wait_what_an_earlier_query_wrote_unless_it_runs_on(archive: Path) -> None:
+    (archive / "job.py").write_text(IN_STAGES)
+    for trigger in ("availableNow", "once", "static"):
+        with pytest.raises(PlanError, match="/first' is written by an earlier query, which has ended"):
+            loaded(archive, "job", str(archive), trigger, "yes")
+    loaded(archive, "job", str(archive), "availableNow", "no")
+    loaded(archive, "job", str(archive), "none", "yes")
+
+
 @pytest.mark.usefixtures("process_template")
 def test_the_plan_process_gives_the_same_graph_and_ignores_noise(archive: Path) -> None:
     result = planned(request(archive, "job", "5"), plan_in_process)

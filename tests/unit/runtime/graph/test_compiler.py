@@ -388,6 +388,8 @@ def test_function_is_called_with_each_batch_of_limited_files(
         marked = [uid for uid, each in compiled.specs.items() if getattr(each, "in_calls", False)]
         found = [uid for uid in marked if not isinstance(compiled.specs[uid], CommitterSpec)]
         assert bool(found) == (len(marked) > len(found))
+        with_empty = [each for each in compiled.specs.values() if isinstance(each, SinkSpec) and each.batch is not None]
+        assert bool(with_empty) == (bool(found) and len(plan.nodes) == 2), "of one source"
         heads = [each.operators[0].uid for each in compiled.job_graph.vertices]
         of_group = [heads.index(uid) for uid in found]
         members = {vertex for group in compiled.job_graph.alignment_groups.values() for vertex, _ in group}

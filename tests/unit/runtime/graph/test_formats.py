@@ -85,6 +85,11 @@ def test_texts_that_a_file_has_as_views_are_read_as_texts(tmp_path: Path) -> Non
     assert source_schema("replay", {"path": str(tmp_path)}, None).equals(plain)
 
 
+def test_error_for_a_format_that_only_spark_reads_says_how_a_stream_can_have_it() -> None:
+    with pytest.raises(PlanError, match=r"format: 'xml' is not one of csv, .*; a FrameSource reads what spark\.read"):
+        source_schema("xml", {"path": "/in"}, ROWS)
+
+
 def test_file_that_cannot_be_replayed_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="option 'path': .* is not a Parquet file"):
         source_schema("replay", {"path": str(tmp_path)}, None)
@@ -102,7 +107,7 @@ def test_file_that_cannot_be_replayed_is_named(tmp_path: Path) -> None:
         (
             "nope",
             {},
-            "format: 'nope' is not one of csv, delta, json, kafka, noop, parquet, postgresql, text, verify, and no",
+            "format: 'nope' is not one of csv, delta, json, kafka, noop, parquet, .*, and no .*; foreachBatch writes",
         ),
         ("parquet", {}, "option 'path': format 'parquet' needs it"),
         ("parquet", {"path": "out"}, "option 'path': 'out' is relative"),

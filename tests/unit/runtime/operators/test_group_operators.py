@@ -341,6 +341,34 @@ def test_sum_that_leaves_64_bits_fails_with_ansi_and_wraps_around_without(ansi: 
         assert brief(job.watermark(20)) == [(20, "a", wanted)]
 
 
+@BACKENDS
+def test_tried_sum_that_has_left_64_bits_stays_null_also_in_a_session_that_others_join(backend: str) -> None:
+    tried = aggregate("Sum", "v", result=INT, ansi=False, settings={"tried": True})
+    most = 2**63 - 1
+    job = GroupJob(sessions(tried), backend=backend)
+    job.process(session(10, "a", most), session(10, "a", 1), session(10, "b", most), session(30, "c", None))
+    job.checkpoint()
+    job.process(session(30, "a", -5), session(12, "b", -1), session(30, "d", -most), session(30, "d", -2))
+    job.checkpoint()
+    job.process(session(20, "a", -7), session(30, "d", most))
+    found = {(key, total) for _, _, key, total in spans(job.watermark(50))}
+    assert found == {("a", None), ("b", most - 1), ("c", None), ("d", None)}
+    job.close()
+
+
+@BACKENDS
+def test_values_beside_the_greatest_ones_are_kept_through_checkpoints_and_sessions_that_others_join(
+    backend: str,
+) -> None:
+    several = aggregate("MaxMinByK", "v", "v", result=pa.list_(INT), settings={"k": 2, "least": False})
+    job = GroupJob(sessions(several), backend=backend)
+    job.process(session(10, "a", 1), session(30, "a", 7), session(30, "a", 2), session(10, "b", None))
+    job.checkpoint()
+    job.process(session(20, "a", 4))
+    assert spans(job.watermark(50)) == [(10, 20, "b", None), (10, 40, "a", [7, 4])]
+    job.close()
+
+
 @pytest.mark.parametrize("ansi", [True, False])
 def test_decimal_sum_that_leaves_its_precision_fails_with_ansi_and_stays_null_without(ansi: bool) -> None:
     schema = pa.schema([("end", TIME), ("k", pa.string()), ("v", DECIMAL)])
