@@ -84,10 +84,10 @@ def branches(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
 
 def without_keys(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
     """Rows without a key match nothing, and neither do those whose key the other side filters out."""
-    ours = left.select(F.expr("nullif(k, 'a')").alias("k"), F.col("t").alias("lt"), F.col("v").alias("lv"))
-    theirs = right.filter("k <> 'b'").select(F.col("k").alias("r"), F.col("t").alias("rt"), F.col("v").alias("rv"))
-    on = F.expr("k = r AND rt BETWEEN lt AND lt + INTERVAL 1 SECONDS")
-    return ours.join(theirs, on).select("k", "lv", "rv")
+    ours = left.select(F.expr("nullif(k, 'd')").alias("k"), "t", "n")
+    theirs = right.filter("k <> 'b'").select(F.col("k").alias("r"), F.col("t").alias("rt"))
+    joined = ours.join(theirs, F.expr("k = r AND rt BETWEEN t AND t + INTERVAL 1 SECONDS"))
+    return windowed(joined.select("k", "t", "n"), "7 seconds")
 
 
 def chosen(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
