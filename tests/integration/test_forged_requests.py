@@ -50,7 +50,7 @@ class Requests:
             "fork": True,
         }
         options = {"execution.checkpointing.interval": "1 h", "execution.checkpointing.timeout": None}
-        upgrade = {"owner": "upgrade-1", "duration": 3_600_000, "ownJobs": ["5" * 32], "snapshot": savepoint}
+        upgrade = {"owner": "a forged upgrade", "duration": 3_600_000, "ownJobs": ["5" * 32], "snapshot": savepoint}
         settings = {"checkpointInterval": 3_600_000, "checkpointTimeout": 900_000, "unalignedEnabled": True}
         triggered = {"target-directory": str(directory / "more"), "cancel-job": False, "formatType": "NATIVE"}
         stop = {"targetDirectory": str(directory / "more"), "drain": False, "formatType": "CANONICAL"}

@@ -15,7 +15,7 @@ from ckpt_runtime.client.errors import BadRequest, Conflict
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.contract.jobs import TERMINAL_STATES, RunOptions
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import fast, program_of
+from tests.support.jobs import all_run, fast, program_of
 from tests.support.patience import patient
 
 BEFORE, ALL = 400, 1_000
@@ -87,7 +87,7 @@ def drilled(cluster: MiniCluster, client: CkptClient, tmp_path_factory: pytest.T
     found.steering.mkdir()
     (found.steering / "limit").write_text(str(BEFORE))
     job_id = client.run_pipeline(found.pipeline, found.options(interval="1h"))
-    cluster.wait_until(lambda: found.rows_in(job_id) >= BEFORE, "all rows")
+    cluster.wait_until(lambda: found.rows_in(job_id) >= BEFORE and all_run(cluster, job_id), "all rows")
     trigger = client.trigger_savepoint(job_id, str(directory / "savepoints"))
     found.savepoint = client.wait_for_operation("savepoint", trigger, job_id, timeout_s=patient(60)).location or ""
     found.cancel(job_id)

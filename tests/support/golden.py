@@ -27,7 +27,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.metadata import encode, read_metadata
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import ROCKSDB, fast, program_of
+from tests.support.jobs import ROCKSDB, all_run, fast, program_of
 from tests.support.outputs import visible
 from tests.support.pipelines.golden import GROUP
 
@@ -244,14 +244,14 @@ def write_snapshot(cluster: MiniCluster, kind: Kind, target: Path, scratch: Path
 
 
 def wait_for_rows(cluster: MiniCluster, job: str) -> None:
-    """Until rows have reached every vertex behind the sources; there are more to come then."""
+    """Until all subtasks run and rows have reached every vertex behind the sources; there are more to come then."""
 
     def flowing() -> bool:
         details = cluster.call(cluster.dispatcher.job_details(job))
         behind = {edge.target for edge in details.graph.edges}
         reached = [vertex for vertex in details.vertices if vertex.vertex_id in behind]
         read = [sum(subtask.measures.rows_in for subtask in vertex.subtasks if subtask.measures) for vertex in reached]
-        return min(read) > 0 and max(read) > 100
+        return all_run(cluster, job) and min(read) > 0 and max(read) > 100
 
     cluster.wait_until(flowing, "rows")
 

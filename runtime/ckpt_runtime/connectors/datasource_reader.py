@@ -35,7 +35,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now, described_data_source
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import EnumeratorSpec
-from ckpt_runtime.operators.operator import OperatorContext, Output, SourceStatus
+from ckpt_runtime.operators.operator import OperatorContext, Output
 
 Offset = str
 """An offset as JSON."""
@@ -228,12 +228,11 @@ class EnumeratorOperator(RangeEnumerator):
         self._planner: StreamPlanner | None = None
         self._offsets: dict[int, Offset] = {}
         self._committed: Offset | None = None
-        self._ended = False
         self._planned = False
         self._idle = _LEAST_IDLE_MS
 
     def open(self, context: OperatorContext, output: Output) -> None:
-        """Continues where the restored snapshot ended; an ended source stays ended for the same job."""
+        """Continues where the restored snapshot ended."""
         super().open(context, output)
         self._planner = new_planner(self._instance, self._schema, self._available_now)
         self.requires_final_checkpoint = self._acknowledges and self._planner.commits
@@ -241,31 +240,23 @@ class EnumeratorOperator(RangeEnumerator):
         restored = restored_items(context, _OFFSET, _Position)
         if restored:
             self._offset = restored[0].offset
-            self._ended = restored[0].ended_in == context.job_id
             self._planned = restored[0].planned
             self.continue_behind(restored[0].splits, restored[0].ranges, restored[0].ended_in)
         else:
             self._offset = self._planner.initial_offset()
 
-    def poll(self) -> SourceStatus:
+    def send_range(self) -> bool:
         assert self._planner is not None
-        if self.waits:
-            self.ask_for_checkpoint()
-            return SourceStatus.NOTHING_AVAILABLE
-        if self._ended:
-            return self.end_of_input()
         planned = self._planner.next_range(self._offset)
         self._ended = self._available_now and (planned is None or not self._planner.ends_by_itself)
-        if planned is not None:
-            self._idle = _LEAST_IDLE_MS
-            self._emit(planned)
-            self._offset = planned.end
-            self._planned = True
-            return SourceStatus.MORE_AVAILABLE
-        if self._ended:
-            return self.end_of_input()
-        self._idle = min(self._idle * 2, _GREATEST_IDLE_MS)
-        return SourceStatus.NOTHING_AVAILABLE
+        if planned is None:
+            self._idle = min(self._idle * 2, _GREATEST_IDLE_MS)
+            return False
+        self._idle = _LEAST_IDLE_MS
+        self._emit(planned)
+        self._offset = planned.end
+        self._planned = True
+        return True
 
     def idle_ms(self) -> int:
         return _LEAST_IDLE_MS if self.waits else self._idle
@@ -274,8 +265,7 @@ class EnumeratorOperator(RangeEnumerator):
         super().snapshot(checkpoint_id)
         if self._planned:  # the initial offset does not end a range
             self._offsets[checkpoint_id] = self._offset
-        ended_in = self.context.job_id if self._ended else None
-        item = {"offset": self._offset, "splits": self._splits, "ended_in": ended_in, "planned": self._planned}
+        item = {"offset": self._offset, "splits": self._splits, "ended_in": self.ended_in, "planned": self._planned}
         item["ranges"] = self.ranges_with_data
         self.context.operator_state.put(_OFFSET, versioned([item]))
 

@@ -41,6 +41,8 @@ _ASK_EVERY_MS = 200
 class RangeEnumerator(SourceOperator):
     """Base of enumerators: counts the splits and ranges that were sent, and sends the number of each behind it.
 
+    A source that has ended stays so for the same job.
+
     One ``in_step`` with other sources sends a range when all operators in which the sources meet have processed the one
     before; they tell the driver. The numbers of ranges begin again with each run that reads the data which is there.
 
@@ -53,6 +55,7 @@ class RangeEnumerator(SourceOperator):
         self._in_step = spec.in_step
         self._keeps_last = spec.keeps_last
         self._in_calls = spec.in_calls
+        self._ended = False
         self._splits = 0
         self._ranges = 0
         self._processed = 0
@@ -68,6 +71,18 @@ class RangeEnumerator(SourceOperator):
             # The group of sources that are in step waits for the operators in which they meet, and not for this one.
             context.report_progress(Progress(None, idle=True))
 
+    @abstractmethod
+    def send_range(self) -> bool:
+        """Sends the next range if there is one. Sets whether the data ends with it."""
+
+    def poll(self) -> SourceStatus:
+        if self.waits:
+            self._ask_for_checkpoint()
+            return SourceStatus.NOTHING_AVAILABLE
+        if not self._ended and self.send_range():
+            return SourceStatus.MORE_AVAILABLE
+        return self._end_of_input() if self._ended else SourceStatus.NOTHING_AVAILABLE
+
     @property
     def waits(self) -> bool:
         """Whether the last range has not been processed, or has to be covered by a checkpoint and is not."""
@@ -79,7 +94,12 @@ class RangeEnumerator(SourceOperator):
         """How many ranges a snapshot counts. The one behind the data comes again with the same number at a restore."""
         return self._ranges - self._closing
 
-    def ask_for_checkpoint(self) -> None:
+    @property
+    def ended_in(self) -> str | None:
+        """The job in which the source has ended, for a snapshot."""
+        return self.context.job_id if self._ended else None
+
+    def _ask_for_checkpoint(self) -> None:
         """Called while the source waits."""
         now = self.context.monotonic_ms()
         if not self._covered and self._ranges <= self._processed and now >= self._ask_at:
@@ -99,13 +119,14 @@ class RangeEnumerator(SourceOperator):
 
     def continue_behind(self, splits: int, ranges: int, ended_in: str | None) -> None:
         """Called at a restore. What was in flight at the snapshot behind a range is no part of any state."""
-        self._splits, self._ranges = splits, ranges if ended_in in (None, self.context.job_id) else 0
+        self._ended = ended_in == self.context.job_id
+        self._splits, self._ranges = splits, ranges if ended_in is None or self._ended else 0
         # Readers may have restored splits of a range that an earlier release has sent.
         self._covered = not (self._in_calls and self._ranges)
         if splits or ranges:
             self._send_end()
 
-    def end_of_input(self) -> SourceStatus:
+    def _end_of_input(self) -> SourceStatus:
         """The status of a source whose data has ended.
 
         One in step first takes part in a further batch, without rows: the time of its last rows takes effect with that,

@@ -29,7 +29,7 @@ from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
 from ckpt_runtime.graph.specs import READER_SUFFIX, EnumeratorSpec, RangeReaderSpec, UserFunction
 from ckpt_runtime.operators.bad_rows import BadRows
-from ckpt_runtime.operators.operator import EventTime, OperatorContext, Output, SourceStatus
+from ckpt_runtime.operators.operator import EventTime, OperatorContext, Output
 from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.scheduler.watermark_alignment import Progress, SplitAlignment
 from ckpt_runtime.sources import BadRow, Source, Split, SplitEnumerator, SplitReader, StartPosition
@@ -105,7 +105,7 @@ _COUNT_EVERY_MS = 200
 
 
 class SplitEnumeratorOperator(RangeEnumerator):
-    """Sends the splits that an enumerator finds; parallelism 1. An ended source stays ended for the same job."""
+    """Sends the splits that an enumerator finds; parallelism 1."""
 
     requires_final_checkpoint = False
 
@@ -116,7 +116,6 @@ class SplitEnumeratorOperator(RangeEnumerator):
         self._bounded = available_now(spec.options) or source.is_bounded
         self._program = spec.program
         self._enumerator: SplitEnumerator | None = None
-        self._ended = False
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
@@ -127,26 +126,19 @@ class SplitEnumeratorOperator(RangeEnumerator):
         for item in restored_items(context, ENUMERATOR, stored, _VERSION, _REPOSITIONED):
             state = item.state
             self.continue_behind(item.splits, item.ranges, item.ended_in)
-            self._ended = item.ended_in == context.job_id
             if item.reposition is not None:
                 state, self._ended = self._repositioned(state, item.reposition), False
         self._enumerator = self._source.open_enumerator(self._schema, state, bounded=self._bounded)
 
-    def poll(self) -> SourceStatus:
+    def send_range(self) -> bool:
         assert self._enumerator is not None
-        if self.waits:
-            self.ask_for_checkpoint()
-            return SourceStatus.NOTHING_AVAILABLE
-        if self._ended:
-            return self.end_of_input()
         found = self._enumerator.discover()
         if found:
             self.output.emit(pa.RecordBatch.from_pylist(list(self._rows_of(found)), schema=SPLIT_SCHEMA))
             self._splits += len(found)
             self.end_range()
-            return SourceStatus.MORE_AVAILABLE
-        self._ended = self._bounded
-        return self.end_of_input() if self._ended else SourceStatus.NOTHING_AVAILABLE
+        self._ended = self._bounded and not found
+        return bool(found)
 
     def idle_ms(self) -> int:
         assert self._enumerator is not None
@@ -155,13 +147,12 @@ class SplitEnumeratorOperator(RangeEnumerator):
     def snapshot(self, checkpoint_id: int) -> None:
         super().snapshot(checkpoint_id)
         assert self._enumerator is not None
-        ended_in = self.context.job_id if self._ended else None
         item = {
             "version": _VERSION,
             "state": self._enumerator.snapshot(),
             "splits": self._splits,
             "ranges": self.ranges_with_data,
-            "ended_in": ended_in,
+            "ended_in": self.ended_in,
             "start_positions": sorted(self._source.start_positions),
         }
         self.context.operator_state.put(ENUMERATOR, [item])

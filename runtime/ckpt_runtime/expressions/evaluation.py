@@ -68,12 +68,14 @@ Value: TypeAlias = "pa.Array | pa.Scalar"
 class _KeptRows(Sequence[pa.Array]):
     """The rows of columns for which a mask is true. A column, or a field of one, is copied when it is first read.
 
-    Rows are taken by their numbers, which all columns share: for numbers that costs a fourth of filtering by the mask.
+    Filtering by the mask is fast where long runs of rows are kept or left out. In other masks, rows are taken by their
+    numbers from the second column on: for columns of numbers, that costs a fourth.
     """
 
     def __init__(self, columns: Sequence[pa.Array], mask: pa.Array) -> None:
         self._columns = columns
         self._mask = mask
+        self._is_mixed = len(mask) < 8 * mask.true_count < 7 * len(mask)
         self._rows: pa.Array | None = None
         self._kept: dict[int, pa.Array] = {}
         self._fields: dict[tuple[int, int], pa.Array] = {}
@@ -89,6 +91,8 @@ class _KeptRows(Sequence[pa.Array]):
         return found
 
     def _taken(self, column: pa.Array) -> pa.Array:
+        if not (self._is_mixed and (self._kept or self._fields)):
+            return column.filter(self._mask)
         if self._rows is None:
             self._rows = pa.array(np.flatnonzero(np.asarray(pc.fill_null(self._mask, False))))
         return pc.take(column, self._rows, boundscheck=False)

@@ -451,7 +451,7 @@ class _Planner:
         if in_predicate or scalar:
             plan = companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
         if moves:
-            plan = with_moved_filters(self._jvm, plan)
+            plan = with_moved_filters(self._jvm, patterns, plan)
         if in_predicate:
             plan = companion(catalyst.optimizer, "RewritePredicateSubquery").apply(plan)
         if scalar:

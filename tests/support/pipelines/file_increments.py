@@ -58,11 +58,16 @@ class FileByFile(DataSource):
 
 
 def pipeline(spark: SparkSession, directory: str, output: str, name: str, faults: str) -> None:
-    started(spark, directory, output, name, faults)
+    started(spark, directory, output, name, faults, beside_windows=name == "short")
 
 
-def started(spark: SparkSession, directory: str, output: str, name: str, faults: str) -> StreamingQuery:
-    """A query whose function writes the rows of each call to a file of its own; files in ``faults`` kill it."""
+def started(
+    spark: SparkSession, directory: str, output: str, name: str, faults: str, *, beside_windows: bool = False
+) -> StreamingQuery:
+    """A query whose function writes the rows of each call to a file of its own; files in ``faults`` kill it.
+
+    ``beside_windows``: another query of the same files has a batch more, behind the last file.
+    """
     rows = spark.readStream.option("maxFilesPerTrigger", 1).text(directory)
     times = rows.select(F.timestamp_seconds(F.col("value").cast("long")).alias("at")).withWatermark("at", "10 seconds")
     spark.dataSource.register(FileByFile)
@@ -81,6 +86,9 @@ def started(spark: SparkSession, directory: str, output: str, name: str, faults:
         Path(output, f"{batch_id}.json").write_text(json.dumps(values))
         killed(faults, f"written-{batch_id}")
 
+    if beside_windows:
+        windows = queries["windows"].writeStream.format("noop").option("checkpointLocation", f"{output}/windows")
+        windows.queryName("beside").trigger(availableNow=True).start()
     writer = queries[name].writeStream.outputMode(MODES.get(name, "append")).foreachBatch(write)
     writer = writer.option("checkpointLocation", f"{output}/state")
     return (writer.trigger(once=True) if name == "once" else writer.trigger(availableNow=True)).start()

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
+from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate, field_of
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
 from ckpt_runtime.expressions.patterns import read, tokens_of
 from ckpt_runtime.expressions.regex import compile_java
@@ -47,6 +47,20 @@ def test_branches_of_nested_values_are_taken_by_all_rows_or_some_or_none(rows: l
     branch, other = (call("CreateArray", doubles, item) for item in (QUOTIENT, ZERO))  # type: ignore[arg-type]
     cases = call("CaseWhen", doubles, call("IsNotNull", "boolean", A), branch, other)  # type: ignore[arg-type]
     assert computed(cases, pa.array(rows, pa.float64())) == [[0.0 if x is None else 1 / x] for x in rows]
+
+
+@pytest.mark.parametrize("kept", [[True] * 9, [True] + [None] * 9, [True, False, None] * 3, [True] * 9 + [False]])
+def test_frame_of_a_mask_has_the_rows_and_fields_that_a_filter_keeps(kept: list[bool | None]) -> None:
+    rows, mask = len(kept), pa.array(kept, pa.bool_())
+    numbers, texts = pa.array(range(rows)), pa.array([f"{row % 3}" for row in range(rows)]).dictionary_encode()
+    structs = pa.StructArray.from_arrays([numbers, texts], ["a", "b"], mask=pa.array([row == 1 for row in range(rows)]))
+    part = Frame([numbers, texts, structs], rows).part(mask)
+    assert part.length == kept.count(True)
+    for index, column in enumerate((numbers, texts, structs)):
+        assert part.columns[index].to_pylist() == column.filter(mask).to_pylist()
+    for ordinal, name in enumerate("ab"):
+        wanted = [row and row[name] for row in structs.filter(mask).to_pylist()]
+        assert field_of(part.columns, 2, ordinal).to_pylist() == wanted
 
 
 def test_later_operands_are_evaluated_where_the_first_one_does_not_decide() -> None:
