@@ -19,6 +19,7 @@ from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import UNALIGNED, program_of
 from tests.support.pipelines import sources_in_step
+from tests.support.side_by_side import ROCKSDB
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,6 +43,8 @@ class Run:
     def in_spark(self, spark: SparkSession) -> list[Counter[str]]:
         session = spark.newSession()
         session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
+        if sources_in_step.PROCESSED in self.names:  # processors have no other state store
+            session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
         output = self.directory / "spark"
         for query in sources_in_step.started(session, str(self.directory), str(output), self.names, "yes"):
             query.awaitTermination()
@@ -110,7 +113,7 @@ class Run:
             assert theirs
 
 
-NAMES = ("union", "join", "windows", "filtered")
+NAMES = ("union", "join", "windows", "filtered", sources_in_step.FURTHEST)
 
 
 def slow_run(cluster: MiniCluster, directory: Path, name: str, continues: str = "yes") -> Run:
@@ -128,11 +131,12 @@ def test_the_time_of_a_stream_is_that_of_rows_which_no_filter_drops_in_all_subta
 
     Three of these read the same frames.
     """
-    names = sources_in_step.UNEVEN, "filtered", *sources_in_step.OF_ONE_FRAME
-    batches = {f"{stream}{number}": 6 for stream in ("left", "right") for number in (1, 2)}
+    names = sources_in_step.UNEVEN, "filtered", *sources_in_step.OF_ONE_FRAME, sources_in_step.PROCESSED
+    batches = {f"{stream}{number}": 6 for stream in ("left", "right") for number in (1, 2, 5)}
     sources_in_step.write_batches(tmp_path, batches={"left": 6, "right": 12, **batches}, rows=100, files=2)
     run = Run(cluster, tmp_path, ",".join(names))
-    run.submit(parallelism=2, unaligned=False, execution__checkpointing__interval="1 h")
+    rare = {"execution__checkpointing__interval": "1 h", "execution__stateful_processor__trigger__type": "CHECKPOINT"}
+    run.submit(parallelism=2, unaligned=False, **rare)
     run.is_spark(spark)
 
 

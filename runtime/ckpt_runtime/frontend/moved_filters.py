@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ckpt_runtime.frontend.catalyst import companion, items, jvm_name
+from ckpt_runtime.frontend.stateful_analysis import is_event_time
 
 _WATERMARK = "EventTimeWatermark"
 PLACEHOLDERS = frozenset({"StreamingRelation", "StreamingRelationV2"})
@@ -24,14 +25,8 @@ _MOVED_FROM = frozenset({"Filter", "Join", "LateralJoin", "Generate"})
 _BEFORE = ("EliminateSubqueryAliases", "EliminateView")
 """Rules that remove relations which stand in the way of others."""
 _PUSH = ("EliminateOuterJoin", "PushDownPredicates", "BooleanSimplification")
-_ROUNDS = (
-    _PUSH,
-    ("InferFiltersFromGenerate", "InferFiltersFromConstraints"),
-    _PUSH,
-    ("PushExtraPredicateThroughJoin",),
-    _PUSH,
-)
-"""Rules in Spark's order, each group until it changes nothing."""
+_INFER = (("InferFiltersFromGenerate", "InferFiltersFromConstraints"), ("PushExtraPredicateThroughJoin",))
+"""Rules after which conditions are pushed again, in Spark's order."""
 _MOST_ROUNDS = 100  # Spark's own limit
 _OF_THE_BATCH = ("CurrentTimestamp", "LocalTimestamp", "CurrentDate")
 """Expressions that have the time of a batch in a stream: Spark replaces them by others, which are not deterministic,
@@ -49,9 +44,14 @@ def until_stable(rules: Sequence[Any], plan: Any) -> Any:
     return plan
 
 
-def with_moved_filters(jvm: Any, plan: Any) -> Any:
-    """Returns an analyzed plan with the filters that Spark moves in front of its watermarks."""
-    return _Mover(jvm).moved(plan)
+def with_moved_filters(jvm: Any, patterns: Any, plan: Any) -> Any:
+    """Returns an analyzed plan with the filters that Spark moves in front of its watermarks.
+
+    ``patterns`` are Spark's marks of what a plan contains. Most plans have nothing to move, and are not rewritten: each
+    question to the JVM takes time.
+    """
+    mark = patterns.EVENT_TIME_WATERMARK()
+    return _Mover(jvm, patterns, mark).moved(plan) if plan.containsPattern(mark) else plan
 
 
 class _Found(NamedTuple):
@@ -60,7 +60,6 @@ class _Found(NamedTuple):
 
     plan: Any
     node_id: str
-    frame: str
     height: int
     behind: bool
 
@@ -73,26 +72,38 @@ class _Condition(NamedTuple):
 
 
 class _Mover:
-    def __init__(self, jvm: Any) -> None:
+    def __init__(self, jvm: Any, patterns: Any, mark: Any) -> None:
         self._jvm = jvm
-        self._catalyst = jvm.org.apache.spark.sql.catalyst
-        self._logical = self._catalyst.plans.logical
-        self._patterns = companion(self._catalyst.trees, "TreePattern")
-        self._mark = self._patterns.EVENT_TIME_WATERMARK()
-        self._tag = companion(self._logical, "LogicalPlan").PLAN_ID_TAG()
+        self._patterns = patterns
+        self._mark = mark
+        # These are asked for only if there is something to move.
+        self._catalyst: Any = None
+        self._logical: Any = None
+        self._list: Any = None
+        self._to_sequence: Any = None
         self._has_times = False
 
     def moved(self, plan: Any) -> Any:
         found = list(self._watermarks(plan, behind=False))
+        if not any(each.behind for each in found):
+            return plan
+        self._catalyst = self._jvm.org.apache.spark.sql.catalyst
+        self._logical = self._catalyst.plans.logical
+        self._list = self._jvm.java.util.ArrayList
+        self._to_sequence = self._jvm.org.apache.spark.api.python.PythonUtils.toSeq
         # One frame of the program may be several watermarks of a plan: its event time is that of all their rows.
-        frames = {each.frame: [other for other in found if other.frame == each.frame] for each in found}
-        wanted = [frame for frame in frames.values() if all(each.behind for each in frame)]
+        tag = companion(self._logical, "LogicalPlan").PLAN_ID_TAG()
+        frames: dict[str, list[_Found]] = {}
+        for each in found:
+            frame = each.plan.getTagValue(tag)
+            frames.setdefault(str(frame.get()) if frame.isDefined() else each.node_id, []).append(each)
+        wanted = [copies for copies in frames.values() if all(each.behind for each in copies)]
         moved: dict[str, _Condition] = {}
-        for height in sorted({frame[0].height for frame in wanted}):
+        for height in sorted({copies[0].height for copies in wanted}):
             conditions = self._conditions(plan, {each.node_id for each in found if each.height == height})
-            for frame in wanted:
-                if frame[0].height == height:
-                    ids = dict.fromkeys(each.node_id for each in frame)
+            for copies in wanted:
+                if copies[0].height == height:
+                    ids = dict.fromkeys(each.node_id for each in copies)
                     condition = self._any_of([one for node_id in ids for one in conditions[node_id]])
                     if condition.tree is not None:
                         moved.update(dict.fromkeys(ids, condition))
@@ -102,25 +113,25 @@ class _Mover:
         """Yields the watermarks of a plan, those below others first."""
         if not plan.containsPattern(self._mark):
             return
-        name = jvm_name(plan)
         below: list[_Found] = []
+        behind_children = behind or _has_conditions(plan)
         for child in items(plan.children()):
-            below += self._watermarks(child, behind=behind or name in _MOVED_FROM)
+            below += self._watermarks(child, behind=behind_children)
         yield from below
-        if name == _WATERMARK:
-            height = 1 + max((found.height for found in below), default=-1)
-            tag = plan.getTagValue(self._tag)
-            node_id = _node_id(plan)
-            yield _Found(plan, node_id, str(tag.get()) if tag.isDefined() else node_id, height, behind)
+        if plan.nodeName() == _WATERMARK:
+            yield _Found(plan, _node_id(plan), 1 + max((found.height for found in below), default=-1), behind)
 
     def _conditions(self, plan: Any, level: set[str]) -> dict[str, list[_Condition]]:
         """Returns what Spark moves in front of watermarks, none of which is below another one, by their ids."""
         self._has_times = plan.containsPattern(self._patterns.CURRENT_LIKE())
         analysis, optimizer = self._catalyst.analysis, self._catalyst.optimizer
-        whole = self._walled(plan, level)
-        whole = until_stable([companion(analysis, name) for name in _BEFORE], whole)
-        for names in _ROUNDS:
-            whole = until_stable([companion(optimizer, name) for name in names], whole)
+        push, *rest = ([companion(optimizer, name) for name in names] for names in (_PUSH, *_INFER))
+        whole = until_stable([companion(analysis, name) for name in _BEFORE], self._walled(plan, level))
+        whole = until_stable(push, whole)
+        for rules in rest:
+            inferred = until_stable(rules, whole)
+            if not inferred.fastEquals(whole):
+                whole = until_stable(push, inferred)
         found: dict[str, list[_Condition]] = {}
         for each in self._watermarks(whole, behind=False):
             if each.node_id in level:
@@ -203,10 +214,18 @@ class _Mover:
         return plan.withNewChildren(self._sequence([self._logical.Filter(tree, plan)]))
 
     def _sequence(self, elements: Sequence[Any]) -> Any:
-        made = self._jvm.java.util.ArrayList()
+        made = self._list()
         for element in elements:
             made.add(element)
-        return self._jvm.org.apache.spark.api.python.PythonUtils.toSeq(made)
+        return self._to_sequence(made)
+
+
+def _has_conditions(plan: Any) -> bool:
+    """Whether Spark may move conditions from a relation. The only one that a window adds is over event time."""
+    name = plan.nodeName()
+    if name != "Filter" or plan.condition().nodeName() != "IsNotNull":
+        return name in _MOVED_FROM
+    return not is_event_time(plan.condition().child())
 
 
 def _node_id(watermark: Any) -> str:

@@ -388,6 +388,8 @@ class StatefulProcessorOperator(Operator):
         self._coming_behind = timestamp_ms, batch
         if not self._rows_wait:
             self._end_trigger()
+        elif batch != UNNUMBERED:
+            self._hand_over()  # the source may wait for this batch before it reads what ends the trigger
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         """Fires the trigger if checkpoints are triggers: the rows and their results precede the barrier."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 SCHEMA = "k STRING, v DOUBLE, n LONG"
 
@@ -97,6 +99,39 @@ def chosen(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
     return windowed(rows.filter("n > (SELECT 2 * count(*) FROM chosen_keys)"), "7 seconds")
 
 
+class Numbered(StatefulProcessor):
+    """Numbers the rows of a key, in calls that have all rows of a batch or some of them."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "count LONG")
+
+    def handleInputRows(self, key: tuple[Any, ...], rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        count = self._count.get()[0] if self._count.exists() else 0
+        for row in rows:
+            count += 1
+            yield Row(k=key[0], n=count, t=row.t)
+        self._count.update((count,))
+
+    def close(self) -> None:
+        pass
+
+
+def processed(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
+    """The source waits until the windows have a batch, whose rows the processor gathers."""
+    numbered = (
+        timed(left)
+        .groupBy("k")
+        .transformWithState(Numbered(), "k STRING, n LONG, t TIMESTAMP", "Append", "EventTime", eventTimeColumnName="t")
+    )
+    return windowed(numbered, "7 seconds").drop("s")
+
+
+def furthest(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
+    """With the policy ``max``, event time is that of the stream that is ahead: rows of the other one are late by it."""
+    both = timed(left).union(timed(right, delay="150 seconds")).repartition("k")
+    return windowed(both.withColumn("n", slowly(slow)("n")), "7 seconds")
+
+
 def slowly(slow: str):  # type: ignore[no-untyped-def]
     """The identity, which takes a millisecond while the file ``slow`` is there."""
 
@@ -111,7 +146,17 @@ def slowly(slow: str):  # type: ignore[no-untyped-def]
 
 OF_ONE_FRAME = {"branches": branches, "without_keys": without_keys, "chosen": chosen}
 """Queries that read the same two frames with event time, and filter them differently."""
-QUERIES = {"union": union, "join": join, "windows": windows, UNEVEN: windows, "filtered": filtered, **OF_ONE_FRAME}
+FURTHEST, PROCESSED = "furthest", "processed"
+QUERIES = {
+    "union": union,
+    "join": join,
+    "windows": windows,
+    UNEVEN: windows,
+    "filtered": filtered,
+    FURTHEST: furthest,
+    PROCESSED: processed,
+    **OF_ONE_FRAME,
+}
 
 
 def pipeline(spark: SparkSession, directory: str, output: str, names: str, continues: str) -> None:
@@ -126,6 +171,7 @@ def started(spark: SparkSession, directory: str, output: str, names: str, contin
     queries = []
     frames: list[DataFrame] = []
     for number, name in enumerate(names.split(",")):
+        spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", "max" if name == FURTHEST else "min")
         streams = frames
         if name not in OF_ONE_FRAME or not frames:
             streams = [

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.operators import stateful_processor
 from ckpt_runtime.operators.errors import LateResultError
-from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.operators.operator import MAX_WATERMARK, UNNUMBERED
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from tests.unit.runtime.operators.conftest import Harness
 
@@ -83,6 +83,20 @@ def test_rows_between_two_checkpoints_come_in_one_call(harness: type[Harness]) -
     run.process(rows(("x", 5)))
     run.operator.finish()
     assert said(run.take()) == [("x", "[5] at -1")]
+
+
+@pytest.mark.parametrize("trigger", [CHECKPOINT, INTERVAL])
+def test_batch_of_spark_ends_a_trigger(harness: type[Harness], trigger: dict[str, str]) -> None:
+    """Operators behind this one may hold the source up until they know that the batch has ended."""
+    run = harness(operator("EventTime"), configuration=trigger)
+    run.operator.process_coming_watermark(20, UNNUMBERED)
+    assert run.process(rows(("x", 30), ("x", -35))) == [("coming", 20, UNNUMBERED)]
+    run.operator.process_watermark(20)
+    run.operator.process_coming_watermark(35, 2)
+    assert said(run.take()) == [("x", "[30, -35] at 20"), ("watermark", 20), ("coming", 35, 2)]
+    run.operator.process_watermark(35)
+    run.operator.process_coming_watermark(35, 3)
+    assert said(run.take()) == [("x", "fired 35"), ("watermark", 35), ("coming", 35, 3)]
 
 
 def test_rows_of_an_interval_come_at_its_end(harness: type[Harness]) -> None:
