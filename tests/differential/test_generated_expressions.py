@@ -205,6 +205,9 @@ _OFFSETS = (
 @pytest.mark.row("ps.4")
 def test_offsets_and_quarters_in_patterns_of_times_give_the_values_of_spark(session: SparkSession) -> None:
     texts = [*(f"2020-11-01T01:30:00.123{offset}" for offset in _OFFSETS), "2020-06-30T23:30:00.000-04:00", None]
+    texts += [
+        f"2020-06-30T23:30:01{rest}" for rest in (".1Z", ".1234+01:00", ".12", "-05:00", "", ".", "Z+01:00", " Z")
+    ]
     columns = {name: pa.nulls(len(texts), kind) for name, (kind, _) in COLUMNS.items()}
     # Both sides of the hour that occurs twice, a year whose offset has seconds, the ends of quarters.
     micros = [1_604_208_600_123_456, 1_604_212_200_123_456, -3_000_000_000_000_000, None, 0, 1_593_576_000_000_000 - 1]
@@ -212,6 +215,9 @@ def test_offsets_and_quarters_in_patterns_of_times_give_the_values_of_spark(sess
     columns["k"] = columns["u"].cast(pa.date32(), safe=False)
     columns["l"] = _repeated(pa.array([0, 1_604_208_600, 1_604_212_200, None]), len(texts))
     patterns = [f"yyyy-MM-dd\\'T\\'HH:mm:ss.SSS{'XxZ'[at // 3] * (at % 3 + 1)}" for at in range(9)]
+    patterns += [
+        f"yyyy-MM-dd\\'T\\'HH:mm:ss{part}" for part in ("[.SSS][XXX]", "[.SSS[xx]]", "[XXX]", "[.][SS][\\'Z\\']")
+    ]
     document = "concat('{\"a\":\"', s, '\"}')"
     expressions = [
         *[f"{name}(s, '{each}')" for name in ("to_timestamp", "to_date", "unix_timestamp") for each in patterns],

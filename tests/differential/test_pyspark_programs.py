@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql.connect.proto import CommonInlineUserDefinedFunction, Relation
 
 from ckpt_runtime.frontend.analysis import ANALYZER
+from ckpt_runtime.frontend.catalog_tables import StaticTables
 from ckpt_runtime.frontend.typed_plan import AnalysisRequest
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
@@ -209,8 +210,10 @@ def test_declaration_that_runs_code_or_makes_a_table_is_refused(
 @pytest.mark.parametrize(
     ("statement", "instead"),
     [
-        ("CREATE TABLE IF NOT EXISTS written (a INT) USING parquet", "toTable creates a table that does not exist"),
-        ("INSERT INTO written SELECT 1", "writeStream.toTable"),
+        ("CREATE TABLE IF NOT EXISTS written (a INT) USING parquet", "only when it is submitted"),
+        ("INSERT INTO written SELECT 1", "only when it is submitted"),
+        ("CREATE TABLE written (a INT) USING org.example.Source", "name it by its short name"),
+        ("INSERT OVERWRITE DIRECTORY '/no/directory' USING parquet SELECT 1", "run others in Spark"),
         ("USE shop", "name the database with the table"),
         ("SET VARIABLE least = (SELECT max(a) FROM read)", "reads no table"),
     ],
@@ -219,6 +222,13 @@ def test_statement_of_sql_that_a_program_cannot_run_is_refused_with_what_to_do_i
     statement: str, instead: str
 ) -> None:
     assert instead in ANALYZER.analyze(AnalysisRequest(statement=statement)).unsupported
+
+
+def test_statement_that_fills_a_table_calls_no_java(spark: SparkSession) -> None:
+    statement = "CREATE TABLE called USING parquet AS SELECT java_method('java.lang.Math', 'abs', -1)"
+    analysis = ANALYZER.analyze(AnalysisRequest(statement=statement), StaticTables(writes=True))
+    assert "UNRESOLVED_ROUTINE" in analysis.error
+    assert not spark.catalog.tableExists("called")
 
 
 @pytest.mark.parametrize("column", ["_metadata", "_metadata.file_name"])

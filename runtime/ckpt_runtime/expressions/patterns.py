@@ -18,12 +18,17 @@ DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sun
 _TOKEN = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|([^A-Za-z'])")
 _GREATEST_COUNT = {"y": 6, "M": 4, "d": 2, "H": 2, "h": 2, "m": 2, "s": 2, "S": 9, "a": 1, "E": 4, "D": 3}
 _OF_OFFSETS = {"X": 3, "x": 3, "Z": 3}
+_DIGITS = frozenset("yMdDHhmsS")
+"""The letters whose texts are digits, ``M`` only up to two of them."""
 _ONLY_WRITTEN = {"Q": 4, "q": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A letter of a pattern and how often it is repeated, or literal text (``letter`` is empty)."""
+    """A letter of a pattern and how often it is repeated, or literal text (``letter`` is empty).
+
+    The letters ``[`` and ``]`` begin and end a part that texts may lack.
+    """
 
     letter: str
     count: int
@@ -38,7 +43,7 @@ def tokens_of(pattern: str, *, zoned: bool = False, written: bool = False) -> tu
     """
     known = _GREATEST_COUNT | (_OF_OFFSETS if zoned else {}) | (_ONLY_WRITTEN if written else {})
     tokens = []
-    at = 0
+    at = depth = 0
     while at < len(pattern):
         found = _TOKEN.match(pattern, at)
         if found is None:
@@ -47,14 +52,17 @@ def tokens_of(pattern: str, *, zoned: bool = False, written: bool = False) -> tu
         if found[1] is not None:
             tokens.append(Token("", 0, found[1].replace("''", "'") or "'"))
         elif found[3]:
-            if found[3] in "[]{}#":
+            depth += (found[3] == "[") - (found[3] == "]")
+            if found[3] in "{}#" or depth < 0:
                 raise _refused(pattern, f"the character {found[3]!r}")
-            tokens.append(Token("", 0, found[3]))
+            tokens.append(Token(found[3], 0) if found[3] in "[]" else Token("", 0, found[3]))
         else:
             letter, count = found[2], len(found[0])
             if count > known.get(letter, 0):
                 raise _refused(pattern, f"the letters {found[0]!r}")
             tokens.append(Token(letter, count))
+    if depth:
+        raise _refused(pattern, "the character '[' without ']'")
     return tuple(tokens)
 
 
@@ -75,7 +83,7 @@ def write(local: datetime.datetime, tokens: tuple[Token, ...]) -> str:
 def _written(local: datetime.datetime, token: Token) -> str:
     width = token.count
     match token.letter:
-        case "":
+        case "" | "[" | "]":
             return token.text
         case "y":
             return f"{local.year % 100:02}" if width == 2 else f"{local.year:0{width}}"
@@ -129,7 +137,7 @@ def read(text: str, tokens: tuple[Token, ...]) -> tuple[datetime.datetime, datet
     found = expression.fullmatch(text)
     if not found:
         return None
-    values = dict(zip(letters, found.groups(), strict=True))
+    values = {letter: part for letter, part in zip(letters, found.groups(), strict=True) if part is not None}
     offset = next((values[letter] for letter in _OF_OFFSETS if letter in values), None)
     try:
         return _moment(values), None if offset is None else zone_of(offset.upper())
@@ -164,8 +172,11 @@ def _expression(tokens: tuple[Token, ...]) -> tuple[re.Pattern[str], tuple[str, 
         if not token.letter:
             parts.append(re.escape(token.text))
             continue
-        following = tokens[at + 1] if at + 1 < len(tokens) else Token("", 0)
-        digits_follow = bool(following.letter)
+        if token.letter in "[]":  # Java does not come back to a part that fits
+            parts.append("(?>" if token.letter == "[" else ")?+")
+            continue
+        following = next((each for each in tokens[at + 1 :] if each.letter not in ("[", "]")), Token("", 0))
+        digits_follow = following.letter in _DIGITS and not (following.letter == "M" and following.count > 2)
         letters.append(token.letter)
         parts.append(f"({_matching(token, digits_follow=digits_follow)})")
     return re.compile("".join(parts)), tuple(letters)

@@ -60,7 +60,7 @@ class Analyzer:
         answers = {}
         for text, request in zip(texts, requests, strict=True):
             digest = sha256(bytes(text)).hexdigest()
-            given = (request.with_rows, request.table, request.collected)
+            given = (request.with_rows, request.table, request.collected, request.statement)
             lasting = any(part is not msgspec.UNSET for part in given)
             if known is not None and lasting and digest in known:
                 answers[digest] = known[digest]
@@ -80,6 +80,15 @@ class Analyzer:
             spark = spark_session()
             session = spark._jsparkSession.newSession()
             analysis = _refusing(lambda: _analyze(spark, session, request, self._serial, known, static))
+        if analysis.ran is True:
+
+            def execute() -> Analysis:
+                known.check_writes(f"the statement {request.statement}")
+                with known.limited(spark):
+                    session.sql(request.statement)
+                return analysis
+
+            return _refusing(execute)
         collected = request.collected
         if collected is not msgspec.UNSET and analysis.nodes:
             form = None if isinstance(collected, bool) else collected
@@ -168,10 +177,6 @@ def _analyze(
     try:
         if request.ddl:
             return Analysis(parsed=spark_type(spark._jvm.org.apache.spark.sql.types.DataType.fromDDL(request.ddl)))
-        if request.statement is not msgspec.UNSET:
-            if _declares(session, request.statement):
-                return Analysis()
-            return Analysis(view=_created_view(session, request.statement))
         if refused := set(request.configuration) - CONFIGURED:
             raise UnsupportedExpressionError(
                 f"the option {min(refused)}", "a program cannot set this option for the analyzer"
@@ -181,6 +186,12 @@ def _analyze(
         # Spark's parser takes its options from the session that is active in its thread.
         sessions.setActiveSession(session)
         planner = _Planner(spark._jvm, session, serial)
+        if request.statement is not msgspec.UNSET:
+            if _declares(session, request.statement):
+                return Analysis()
+            if _changes_tables(session, request.statement):
+                return Analysis(ran=True)
+            return Analysis(view=_created_view(session, request.statement))
         ansi = session.conf().get("spark.sql.ansi.enabled") == "true"
         for function in request.functions.values():
             planner.register_function(function)
@@ -215,11 +226,22 @@ def _declares(session: Any, statement: str) -> bool:
     return False
 
 
+_RUN_ONCE = frozenset({"CreateNamespace", "CreateTable", "CreateTableAsSelect", "DropTable", "InsertIntoStatement"})
+"""Commands that Spark runs when a program is submitted."""
+
+
+def _changes_tables(session: Any, statement: str) -> bool:
+    """Returns whether a statement is one of them. Raises UnsupportedExpressionError for a format that is a class."""
+    plan = session.sessionState().sqlParser().parsePlan(statement)
+    name = jvm_name(plan)
+    if name.startswith("CreateTable") and name in _RUN_ONCE and plan.tableSpec().provider().isDefined():
+        _check_format(str(plan.tableSpec().provider().get()))
+    return name in _RUN_ONCE
+
+
 _INSTEAD = {
     "SetVariable": "set the variable to an expression that reads no table: SET VARIABLE name = value",
     "SetCommand": "use spark.conf.set",
-    "CreateTable": "leave it out, because toTable creates a table that does not exist, or run it in Spark before",
-    "InsertIntoStatement": "write the frame of its query with writeStream.toTable",
     "SetCatalogAndNamespace": "name the database with the table, as in shop.orders",
     "CreateViewCommand": "programs share no views: create a temporary view that is not global",
 }
@@ -331,10 +353,13 @@ def _is_placeholder(stream: Any) -> bool:
 
 def _check_read(read: Any) -> None:
     """Raises UnsupportedExpressionError for a source that is named by a class, which Spark would load."""
-    kind = read.data_source.format
-    if "." in kind or "$" in kind:
-        raise UnsupportedExpressionError(f"the format {kind}", "name it by its short name, not by its class")
+    _check_format(read.data_source.format)
     _check_schema(read.data_source.schema)
+
+
+def _check_format(name: str) -> None:
+    if "." in name or "$" in name:
+        raise UnsupportedExpressionError(f"the format {name}", "name it by its short name, not by its class")
 
 
 def _check_schema(text: str) -> None:

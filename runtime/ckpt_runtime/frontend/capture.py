@@ -79,7 +79,8 @@ class Capture:
     ``infers_schemas``: streams of files without a schema have the columns of the files that are there. ``explain``
     returns the text of ``explain()`` for a frame or a query (with columns if its last argument is true), and
     ``explained`` has the texts that the program requested. ``remembered`` are answers to an earlier run of the program,
-    not all of which it has to use; it uses all ``analyses`` before it makes other requests.
+    not all of which it has to use; it uses all ``analyses`` before it makes other requests. ``changes`` counts
+    the files and tables that the program has let Spark change.
     """
 
     analyses: Mapping[str, str]
@@ -107,6 +108,7 @@ class Capture:
     explain: Callable[[Capture, Analysis | CapturedQuery, bool], str] | None = None
     explained: list[str] = field(default_factory=list)
     remembered: Mapping[str, str] = field(default_factory=dict)
+    changes: int = 0
     _unanswered: list[str] = field(default_factory=list)
     _may_be_static: bool = False
     _reads_metadata: bool = False
@@ -121,6 +123,8 @@ class Capture:
 
         With ``later`` a missing answer is returned empty, and :meth:`require_answers` requests it together with others.
         """
+        if self.changes:
+            request = msgspec.structs.replace(request, changes=self.changes)
         question = msgspec.json.encode(request)
         digest = sha256(question).hexdigest()
         text = self.analyses.get(digest, self.remembered.get(digest))

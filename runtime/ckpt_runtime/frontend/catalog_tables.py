@@ -227,8 +227,8 @@ class StaticTables:
             schema = batches[0].schema
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, schema) as writer:
-            for batch in batches or [pa.RecordBatch.from_pylist([], schema)]:  # a client expects one
-                writer.write_batch(batch)
+            # A client expects one batch in each response.
+            writer.write_batch(pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema))
         content: bytes = sink.getvalue().to_pybytes()
         self._collected += len(content)
         return content
@@ -237,12 +237,20 @@ class StaticTables:
         """Writes the rows of an analyzed plan with Spark. Blocks. Raises as :meth:`read`."""
         from pyspark.sql.classic.dataframe import DataFrame
 
-        if not self.writes:
-            raise UnsupportedExpressionError("df.write", "a program writes files only when it is submitted")
+        self.check_writes("df.write")
         with self.limited(spark):
             frame = DataFrame(spark._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan), spark)
             writer = frame.write.format(files.format).mode(files.mode).options(**files.options)
-            (writer.partitionBy(*files.partitioned_by) if files.partitioned_by else writer).save(files.path)
+            writer = writer.partitionBy(*files.partitioned_by) if files.partitioned_by else writer
+            if files.table:
+                (writer.option("path", files.path) if files.path else writer).saveAsTable(files.table)
+            else:
+                writer.save(files.path)
+
+    def check_writes(self, what: str) -> None:
+        """Raises UnsupportedExpressionError unless the program is submitted."""
+        if not self.writes:
+            raise UnsupportedExpressionError(what, "a program changes files and tables only when it is submitted")
 
     def _computed(
         self, spark: Any, session: Any, plan: Any, columns: tuple[TypedColumn, ...], most: int, advice: str

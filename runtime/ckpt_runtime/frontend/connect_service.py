@@ -61,6 +61,10 @@ _STATEMENT = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """SQL that does something, and gives no rows of a stream."""
+_CHANGES_TABLES = re.compile(
+    r"\s*(?:CREATE\s+(?:TABLE|DATABASE|SCHEMA|NAMESPACE)|DROP\s+TABLE|INSERT)\s", re.IGNORECASE
+)
+"""SQL that Spark runs when the program is submitted."""
 _SETTING = re.compile(r"\s*SET\s+([\w.:]+)\s*=([^;]*);*\s*", re.IGNORECASE)
 """The statement that sets an option, in the form that Spark reads."""
 _NEEDS_SPARK = (
@@ -74,6 +78,8 @@ STREAM_ACTION = (
 """Spark's message for an action on a frame of a stream, such as show or collect."""
 _WRITTEN_FORMATS = SPARK_FILES | {"parquet"}
 """Formats of the files that a program may write before it starts its queries."""
+_SAVE_AS_TABLE = 1
+"""The number of the method ``saveAsTable`` in requests to write a table."""
 _MODES = {"SAVE_MODE_APPEND": "append", "SAVE_MODE_OVERWRITE": "overwrite", "SAVE_MODE_IGNORE": "ignore"}
 _CONVERSIONS = (
     *("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark."),
@@ -269,17 +275,21 @@ class Service:
             raise PlanError("df.write", "a stream is written with writeStream, as in Spark")
         paths = [given.path] if given.path else [given.options[key] for key in given.options if key.lower() == "path"]
         others = given.sort_column_names or given.clustering_columns or given.HasField("bucket_by")
+        inserts = given.HasField("table") and given.table.save_method != _SAVE_AS_TABLE
+        table = given.table.table_name
         format_ = given.source.lower() or "parquet"
-        if given.HasField("table") or others or not paths or format_ not in _WRITTEN_FORMATS:
+        if inserts or others or not (paths or table) or format_ not in _WRITTEN_FORMATS:
             raise PlanError(
                 "df.write",
-                f"a program writes {', '.join(sorted(_WRITTEN_FORMATS))} to a path before it starts its queries, "
-                "without buckets and clusters; write other formats and tables before, or in foreachBatch",
+                f"a program writes {', '.join(sorted(_WRITTEN_FORMATS))} with save or saveAsTable before it starts its "
+                "queries, without buckets and clusters; write other formats before, or in foreachBatch",
             )
         mode = given.DESCRIPTOR.enum_types_by_name["SaveMode"].values_by_number[given.mode].name
         options = {key: value for key, value in given.options.items() if key.lower() != "path"}
-        files = Files(format_, paths[0], _MODES.get(mode, "error"), options, tuple(given.partitioning_columns))
+        columns = tuple(given.partitioning_columns)
+        files = Files(format_, "".join(paths[:1]), _MODES.get(mode, "error"), options, columns, table)
         self._capture.analysis_of(msgspec.structs.replace(self._capture.request_of(given.input), collected=files))
+        self._capture.changes += 1
 
     def _sql(self, given: Any, result: Any) -> None:
         """Sets the result of ``spark.sql``: the relation itself, or no rows for a statement that creates something."""
@@ -291,7 +301,16 @@ class Service:
         if setting := _SETTING.fullmatch(relation.sql.query):
             self.set(setting[1], setting[2].strip())
             return
-        view = self._capture.analysis_of(AnalysisRequest(statement=relation.sql.query)).view
+        if self._capture.queries and _CHANGES_TABLES.match(relation.sql.query):
+            raise PlanError(
+                "spark.sql", "a program changes tables before it starts its queries, not behind their start"
+            )
+        configuration = dict(self._capture.configuration)
+        analysis = self._capture.analysis_of(AnalysisRequest(statement=relation.sql.query, configuration=configuration))
+        view = analysis.view
+        if analysis.ran is True:
+            self._capture.changes += 1
+            return
         if view is msgspec.UNSET:
             self._capture.declarations.append(relation.sql.query)
             return

@@ -292,13 +292,17 @@ class Shown(msgspec.Struct, frozen=True, tag_field="form"):
 
 
 class Files(msgspec.Struct, frozen=True, tag_field="form"):
-    """Asks for the files that ``df.write`` makes of the rows. ``mode`` is that of the writer, such as ``append``."""
+    """Asks for the files that ``df.write`` makes of the rows. ``mode`` is that of the writer, such as ``append``.
+
+    They are at ``path``, or those of the ``table`` of Spark's catalog.
+    """
 
     format: str
     path: str
     mode: str
     options: dict[str, str] = {}
     partitioned_by: tuple[str, ...] = ()
+    table: str = ""
 
 
 class AnalysisRequest(msgspec.Struct, frozen=True):
@@ -308,6 +312,8 @@ class AnalysisRequest(msgspec.Struct, frozen=True):
     With ``with_rows`` Spark also computes the rows of static tables. A ``table`` that is written gets the rows of the
     relation. ``declarations`` are statements that declare variables and functions of SQL, in their order.
     ``collected`` asks for the rows of a relation that reads no stream, for their text, or for files of them.
+    ``changes`` is how often the program has changed files or tables before, after which equal requests may have other
+    answers.
     """
 
     relation: bytes = b""
@@ -320,6 +326,7 @@ class AnalysisRequest(msgspec.Struct, frozen=True):
     statement: str | msgspec.UnsetType = msgspec.UNSET
     declarations: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     collected: bool | Shown | Files | msgspec.UnsetType = msgspec.UNSET
+    changes: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Analysis(msgspec.Struct, frozen=True):
@@ -329,6 +336,7 @@ class Analysis(msgspec.Struct, frozen=True):
     statement creates; a statement that is a declaration creates none. ``places`` has the author's file and line for
     functions that the engine may lack, by the names of Spark's classes. ``unsupported`` is true if the engine refuses
     the query but Spark accepts it. ``rows`` are those that were collected, as a stream of Arrow's IPC format.
+    ``ran`` is true for a statement that has changed Spark's catalog or a table of it.
     """
 
     columns: tuple[TypedColumn, ...] = ()
@@ -340,12 +348,13 @@ class Analysis(msgspec.Struct, frozen=True):
     table: CatalogTable | msgspec.UnsetType = msgspec.UNSET
     view: CreatedView | msgspec.UnsetType = msgspec.UNSET
     rows: bytes | msgspec.UnsetType = msgspec.UNSET
+    ran: bool | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def lasts(self) -> bool:
         """Whether the same Spark would answer so at any time: errors, tables, and rows of tables may change."""
         tables = self.table is not msgspec.UNSET or any(isinstance(node, StaticTable) for node in self.nodes)
-        return not (tables or self.error or self.unsupported)
+        return not (tables or self.error or self.unsupported or self.ran is True)
 
 
 class AnalysisNeeded(BaseException):

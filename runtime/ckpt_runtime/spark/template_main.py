@@ -97,7 +97,7 @@ logger = logging.getLogger(__name__)
 def main() -> None:
     """Runs until the agent has ended."""
     handles.set_name(handles.TEMPLATE)
-    make_ready()
+    make_ready("template")
     prepare()
     serve(socket.socket(fileno=int(sys.argv[1])))
 

@@ -159,9 +159,9 @@ GC_THRESHOLDS = (10_000, 20, 50)
 """Batches of rows and state entries form no reference cycles, so collect less often than Python's default."""
 
 
-def make_ready() -> None:
-    """The first steps of a worker or a template."""
-    start_logging(LogSettings.of_environment(), "worker")
+def make_ready(process: str) -> None:
+    """The first steps of a worker or a template; ``process`` says in its log which of both it is."""
+    start_logging(LogSettings.of_environment(), process)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     if UMASK_VARIABLE in os.environ:
         # The user's umask applies to the files of sinks; the session's own files are private.
@@ -201,7 +201,7 @@ def work(start: WorkerStart, pipe: int) -> NoReturn:
 def main() -> None:
     """The main function of a worker with an interpreter of its own."""
     handles.set_name(handles.WORKER)
-    make_ready()
+    make_ready("worker")
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerStart)
     parent_watch = _watched_parent(start, sys.stdin.fileno())
     prepare()
@@ -209,7 +209,7 @@ def main() -> None:
 
 
 def _watched_parent(start: WorkerStart, pipe: int) -> ParentWatch:
-    log_of_process(slot=start.slot, worker=start.worker)
+    log_of_process(process="worker", slot=start.slot, worker=start.worker)
     directory = start.directory
     hold(directory)  # until this process ends, even if its agent ends before
     keep_lines_in(directory)

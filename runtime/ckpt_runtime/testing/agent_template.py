@@ -176,5 +176,5 @@ def _become_template(connection: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(environment)
     time.tzset()
-    make_ready()
+    make_ready("template")
     serve(connection)

@@ -51,12 +51,18 @@ def queries(spark: SparkSession, events: DataFrame, directory: str) -> dict[str,
         local.where("weight > 9").show(vertical=True)
     rows = [row.asDict() for row in people.orderBy("k", "name").collect()]
     collected = (
-        *(rows, arrow.orderBy("since").tail(2), local.count(), people.first(), nothing_of(people).collect()),
+        *(
+            rows,
+            sorted(map(str, local.repartition(3).collect())),
+            arrow.orderBy("since").tail(2),
+            local.count(),
+            people.first(),
+            nothing_of(people).collect(),
+        ),
         *(nothing_of(people).isEmpty(), people.isEmpty(), spark.sql("SELECT max(weight) m FROM weights").head()),
         *(labels.orderBy("label").toPandas().to_dict("list"), [*local.orderBy("weight").toLocalIterator()]),
     )
-    local.write.mode("overwrite").partitionBy("k").parquet(f"{directory}/weights")
-    local.coalesce(1).write.mode("overwrite").option("header", True).csv(path=f"{directory}/weights.csv")
+    counts = counts_of_changes(spark, people, local, directory)
     per_country = people.groupBy("country").agg(F.count("*").alias("people"), F.max("born").alias("youngest"))
     nothing = nothing_of(people)
     return {
@@ -71,10 +77,11 @@ def queries(spark: SparkSession, events: DataFrame, directory: str) -> dict[str,
         "nulls_match": events.join(local, events.k.eqNullSafe(local.k)).select("id", "weight"),
         "range": events.join(spark.range(1, 3).toDF("other"), F.col("n") == F.col("other")),
         "between": events.join(local, F.expr("n > weight AND weight IS NOT NULL"), "left").select("id", "weight"),
-        "collected": events.select("id", F.lit(shown.getvalue()), F.lit(str(collected))),
+        "collected": events.select("id", F.lit(shown.getvalue()), F.lit(str((collected, counts)))),
         "written": events.join(spark.read.parquet(f"{directory}/weights"), "k").join(
             spark.read.csv(f"{directory}/weights.csv", header=True, inferSchema=True).toDF("k", "other"), "k", "left"
         ),
+        "tables": events.join(spark.table("static_codes"), "k").join(spark.table("static_people"), "k", "left"),
         "mixed": events.alias("e")
         .join(local.alias("w"), F.expr("e.k = w.k AND n + weight > 2 AND weight < 4"), "left")
         .select("id", "weight"),
@@ -116,3 +123,19 @@ def queries(spark: SparkSession, events: DataFrame, directory: str) -> dict[str,
 
 def nothing_of(people: DataFrame) -> DataFrame:
     return people.filter("name = 'nobody'")
+
+
+def counts_of_changes(spark: SparkSession, people: DataFrame, local: DataFrame, directory: str) -> list[int]:
+    """Writes files and tables, some of them twice in the same way, and counts their rows each time."""
+    weights = local.write.partitionBy("k")
+    weights.mode("overwrite").parquet(f"{directory}/weights")
+    local.coalesce(1).write.mode("overwrite").option("header", True).csv(path=f"{directory}/weights.csv")
+    people.select("k", "name").write.mode("overwrite").saveAsTable("static_people")
+    spark.sql("DROP TABLE IF EXISTS static_codes")
+    spark.sql("CREATE TABLE static_codes (k STRING, code INT) USING parquet")
+    counts = [spark.table("static_codes").count()]
+    for _ in range(2):
+        spark.sql("INSERT INTO static_codes VALUES ('a', 1), ('b', NULL)")
+        weights.mode("append").parquet(f"{directory}/weights")
+        counts += [spark.table("static_codes").count(), spark.read.parquet(f"{directory}/weights").count()]
+    return counts

@@ -181,7 +181,7 @@ def test_dot_and_dollar_know_the_line_ends_of_java() -> None:
     assert compile_java(r"\Qa.b\E").search("a.b") is not None
 
 
-@pytest.mark.parametrize("pattern", ["GGGG", "yyyyyyy", "[HH]", "XXX"])
+@pytest.mark.parametrize("pattern", ["GGGG", "yyyyyyy", "[HH", "HH][", "XXX"])
 def test_date_pattern_with_unknown_letters_is_refused(pattern: str) -> None:
     with pytest.raises(UnsupportedExpressionError, match="date pattern"):
         tokens_of(pattern)

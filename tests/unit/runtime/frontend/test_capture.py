@@ -397,6 +397,14 @@ def test_action_behind_the_start_of_queries_ends_the_program_and_no_later_stop_c
     assert stop_of(given) == (None, [])
 
 
+def test_program_changes_no_files_and_tables_behind_the_start_of_its_queries() -> None:
+    with started(1) as (_, spark, _):
+        with pytest.raises(PlanError, match="not behind their start"):
+            spark.sql("insert into numbers values (1)")
+        with pytest.raises(PlanError, match="needs a running Spark"):
+            spark.range(1).write.parquet("/numbers")
+
+
 def test_query_that_ends_with_its_data_has_ended_when_the_script_waits_for_it() -> None:
     with started(0) as (given, spark, _):
         frame = spark.readStream.format("replay").load("/data")
