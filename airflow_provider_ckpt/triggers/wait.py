@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -126,8 +127,16 @@ class CkptTrigger(BaseTrigger):
             return await wait.until_verdict(member)
 
     async def on_kill(self) -> None:
-        """Let the condition end everything that has to end with the task, and log whether the remote side continues."""
-        await self.condition.on_kill(self)
+        """Let the condition end everything that has to end with the task, and log whether the remote side continues.
+
+        Airflow's triggerer cancels a killed trigger again about every second until it has ended, and so also this call,
+        which is therefore completed through all of that: otherwise a job would run on that was to be cancelled.
+        """
+        work = asyncio.ensure_future(self.condition.on_kill(self))
+        while not work.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(work)
+        work.result()
 
     async def is_given_up(self) -> bool:
         """See :func:`is_given_up`."""

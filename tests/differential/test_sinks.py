@@ -268,6 +268,9 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
         program = PIPELINES / "batch_functions.py"
         return cluster.submit(program, arguments=arguments, configuration=options, parallelism=2, savepoint=savepoint)
 
+    def calls() -> int:
+        return len(list((output / "batches").iterdir()))
+
     job = start(10)
     cluster.wait_until((output / "batches").exists, "a call")
     (faults / "called-held").touch()
@@ -280,10 +283,12 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
         (faults / step).touch()
         cluster.wait_until(lambda step=step: not (faults / step).exists(), f"a kill at {step}")  # type: ignore[misc]
         wait_for_restarts(cluster, job, before + 1)
-    before, called = cluster.restarts(job), len(list((output / "batches").iterdir()))
+    made = calls()
+    cluster.wait_until(lambda: calls() > made, "a call of this attempt, which connects it with the session")
+    before, called = cluster.restarts(job), calls()
     end_session(spark_url(encrypted=True), f"{job}/batches-sink.committer")
     cluster.wait_until(lambda: cluster.restarts(job) > before, "a call in a session that has ended")
-    cluster.wait_until(lambda: len(list((output / "batches").iterdir())) > called + 1, "calls in another session")
+    cluster.wait_until(lambda: calls() > called + 1, "calls in another session")
     cluster.wait_for_checkpoints(job, 2)
     savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
     cluster.wait_for_status(start(0, savepoint), JobStatus.FINISHED)

@@ -280,9 +280,10 @@ def _finished_vertices(operators: Mapping[str, _OperatorState], graph: JobGraph)
 
 
 def _vertex_status(operators: Mapping[str, _OperatorState], vertex: JobVertex) -> _Finished:
-    found = {
-        node.uid: operators[node.uid].finished if node.uid in operators else _Finished.NONE for node in vertex.operators
-    }
+    # Operators without state and without a given uid may be new, or have the derived uid of one elsewhere: where the
+    # others of their chain had finished, no row reaches them.
+    decisive = [node for node in vertex.operators if node.stateful or node.uid_given] or vertex.operators
+    found = {node.uid: operators[node.uid].finished if node.uid in operators else _Finished.NONE for node in decisive}
     statuses = set(found.values())
     if len(statuses) > 1:
         detail = ", ".join(f"{uid}: {status.value}" for uid, status in found.items())

@@ -192,7 +192,8 @@ class StaticTables:
             f"the static tables of the program have more than {self.size_bytes} bytes, the limit of {SIZE_OPTION}; "
             "select only the columns and rows that the join needs, or raise the limit"
         )
-        batches, schema = self._computed(spark, session, plan, columns, most, advice)
+        refused = UnsupportedExpressionError("a static table", advice)
+        batches, schema = self._computed(spark, session, plan, columns, most, refused)
         size = sum(batch.get_total_buffer_size() for batch in batches)
         table = pa.Table.from_batches(batches, schema).combine_chunks()
         sink = pa.BufferOutputStream()
@@ -214,15 +215,16 @@ class StaticTables:
             f"the rows that the program collects have more than {MOST_COLLECTED_BYTES} bytes, and are part of its job: "
             "select fewer rows and columns, or join the frame with the stream"
         )
+        refused = UnsupportedExpressionError("an action on a frame", advice)
         most = MOST_COLLECTED_BYTES - self._collected
         if shown is None:
-            batches, schema = self._computed(spark, session, plan, columns, most, advice)
+            batches, schema = self._computed(spark, session, plan, columns, most, refused)
         else:
             with self.limited(spark):
                 frame = spark._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan)
                 text = str(frame.showString(shown.rows, shown.truncate, shown.vertical))
             if len(text) > most:
-                raise UnsupportedExpressionError("show", advice)
+                raise refused
             batches = [pa.RecordBatch.from_pydict({"show_string": [text]})]
             schema = batches[0].schema
         sink = pa.BufferOutputStream()
@@ -253,9 +255,15 @@ class StaticTables:
             raise UnsupportedExpressionError(what, "a program changes files and tables only when it is submitted")
 
     def _computed(
-        self, spark: Any, session: Any, plan: Any, columns: tuple[TypedColumn, ...], most: int, advice: str
+        self,
+        spark: Any,
+        session: Any,
+        plan: Any,
+        columns: tuple[TypedColumn, ...],
+        most: int,
+        refused: UnsupportedExpressionError,
     ) -> tuple[list[pa.RecordBatch], pa.Schema]:
-        """Returns the rows of a plan. Raises UnsupportedExpressionError with ``advice`` beyond ``most`` bytes."""
+        """Returns the rows of a plan. Raises ``refused`` for more than ``most`` bytes."""
         fields = [pa.field(column.name, arrow_type(column.type)) for column in columns]
         schema = pa.schema(fields)
         session.conf().set("spark.sql.execution.arrow.useLargeVarTypes", "false")
@@ -267,7 +275,7 @@ class StaticTables:
                 batches.append(pa.ipc.read_record_batch(pa.py_buffer(parts.next()), schema))
                 most -= batches[-1].get_total_buffer_size()
                 if most < 0:
-                    raise UnsupportedExpressionError("a static table", advice)
+                    raise refused
         return batches, schema
 
     @contextmanager

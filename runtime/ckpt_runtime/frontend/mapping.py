@@ -516,13 +516,12 @@ class QueryMapper:
     def _filtered_watermark(self, spec: specs.WatermarkSpec, inputs: Inputs, of_all_rows: PlanNode) -> Inputs:
         """Adds the event time of rows behind moved filters, which have the parallelism of the one in front of them."""
         edges = self._operators.apply(spec, inputs, inputs[0].node.schema, None)
-        node = edges[0].node
-        node.filtered_for = self._name
-        between = [node]
+        between = [edges[0].node]
         while not isinstance((above := between[-1].inputs[0].node).spec, specs.WatermarkSpec):
             between.append(above)
         for each in between:
             each.parallelism = above.parallelism
+            each.filtered_for = each.filtered_for or self._name  # another query may have the same filters
         return _in_turn(edges) if _are_in_turn(self._inputs[of_all_rows.inputs[0]]) else edges
 
     def _is_moved(self, node: Filter, nodes: Sequence[PlanNode]) -> bool:

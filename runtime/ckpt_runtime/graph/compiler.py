@@ -319,16 +319,19 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
     unnamed: Counter[str] = Counter()
     taken = set(given)
     uids: dict[LogicalNode, str] = {}
-    for position, node in enumerate(nodes):
-        if node.uid is None and isinstance(node.spec, RangeReaderSpec):
-            uid = uids[node.inputs[0].node] + READER_SUFFIX  # its source's rate and position are looked up by it
-        elif node.filtered_for is not None:
+    position = 0
+    for node in nodes:
+        if node.filtered_for is not None:
             above = node.inputs[0].node
             while not isinstance(above.spec, WatermarkSpec):
                 above = above.inputs[0].node
-            uid = _free_uid(uids[above] + FILTERED + node.filtered_for, taken)
+            part = "" if node.kind == WATERMARK else f".{node.kind}"
+            uid = _free_uid(uids[above] + FILTERED + node.filtered_for + part, taken)
+        elif node.uid is None and isinstance(node.spec, RangeReaderSpec):
+            uid = uids[node.inputs[0].node] + READER_SUFFIX  # its source's rate and position are looked up by it
         else:
             uid = node.uid or _derived_uid(node, position, unnamed, taken)
+        position += node.filtered_for is None  # moved filters do not change the uids of others
         uids[node] = uid
         if node.uid is None and node.stateful and node.kind not in ("range_reader", "table", "committer"):
             warnings.append(

@@ -64,7 +64,8 @@ class OperatorNode:
 WATERMARK = "watermark"
 """The kind of operators that determine event time. They keep the time that they have reached, but no rows."""
 FILTERED = ".filtered."
-"""Stands between the uid of a watermark and the name of a query, in the uid of the query's own one behind filters."""
+"""Stands between the uid of a watermark and the name of a query, in the uids of the query's own one and of the filters
+in front of that. Rows have the same columns with and without these operators."""
 BATCHES = "$batches of "
 """The group of sources whose batches wait for each other begins with it; the uid of one of their query follows."""
 

@@ -70,8 +70,9 @@ class LogicalInput:
 @dataclass(slots=True, eq=False)
 class LogicalNode:
     """One operator. ``schema`` is the schema of its output (None for sinks); None in other fields: the compiler
-    decides. ``starts_fresh``: it ignores its state in the snapshot of another job. ``filtered_for`` is set for a
-    watermark behind filters that belong to one query, which has this name; another watermark is in front of them.
+    decides. ``starts_fresh``: it ignores its state in the snapshot of another job. ``filtered_for`` is set for
+    filters that belong to one query, which has this name, and for its own watermark behind them; another watermark is
+    in front of them.
     """
 
     spec: specs.OperatorSpec

@@ -139,6 +139,21 @@ def test_killed_wait_cancels_the_job_if_configured_and_cleanup_never_does(
 
 
 @pytest.mark.row("air.3")
+def test_killed_wait_cancels_the_job_although_the_triggerer_cancels_the_trigger_again_and_again(
+    job_manager: JobManager,
+) -> None:
+    async def killed() -> None:
+        work = asyncio.ensure_future(waiting(JobStatusCondition(JOB, ["FINISHED"], cancel_on_kill=True)).on_kill())
+        while not work.done():
+            await asyncio.wait([work], timeout=0.001)
+            work.cancel("user-action")
+        await work
+
+    asyncio.run(killed())
+    assert job_manager.gateway.jobs[JOB].status is JobStatus.CANCELED
+
+
+@pytest.mark.row("air.3")
 @pytest.mark.parametrize(
     ("condition", "words"),
     [

@@ -440,6 +440,12 @@ class TestRefusals:
         longer = replace(graph, vertices=(vertex("a", 1, "x"), graph.vertices[1]))
         self.refused(checkpoint, longer, r"\['a'\] were one chain, which is now \['a', 'x'\]")
 
+    def test_filters_that_are_moved_or_not_leave_in_flight_data_where_it_was(self) -> None:
+        plain, moved = job(1, 1, REBALANCE), job(1, 1, REBALANCE, chain=("x.filtered.q.filter", "x.filtered.q"))
+        for before, after in ((plain, moved), (moved, plain)):
+            checkpoint = one_segment_each(before)
+            assert assign_channel_state(checkpoint, after) == assign_channel_state(checkpoint, before)
+
     def test_edges_without_in_flight_data_may_change(self) -> None:
         old = job(1, 1, HASH, REBALANCE)
         checkpoint = checkpoint_of(old, {("v-b", 0): SubtaskState(inputs=(stream(1, 0, segment("f")),))})

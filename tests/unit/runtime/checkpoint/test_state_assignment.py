@@ -235,6 +235,18 @@ class TestFinished:
         with pytest.raises(FinishedStateError, match=r"a: fully, new: none"):
             assign_states(checkpoint, graph_of(vertex("a", 1, "new")))
 
+    def test_an_operator_without_state_that_a_new_version_adds_to_a_finished_vertex_has_finished_too(self):
+        old, now = vertex("a", 1), vertex("a", 1, "filter-3")
+        checkpoint = checkpoint_of(graph_of(old), {}, [("v-a", 0)])
+        head, added = now.operators
+        for derived in (replace(added, uid_given=False), replace(added, uid_given=False, kind="watermark")):
+            changed = replace(now, operators=(head, derived))
+            assert assign_states(checkpoint, graph_of(changed)).finished_vertices == {"v-a"}
+        with pytest.raises(FinishedStateError, match=r"a: fully, filter-3: none"):
+            assign_states(
+                checkpoint, graph_of(replace(now, operators=(head, replace(added, uid_given=False, stateful=True))))
+            )
+
     def test_a_finished_subtask_restores_empty_and_runs_again(self):
         checkpoint = list_checkpoint([[1], [2]], SPLIT, finished=[0])
         assignment = assign_states(checkpoint, graph_of(vertex("a", 2)))

@@ -531,6 +531,21 @@ def test_aligned_source_is_read_by_queries_that_filter_differently() -> None:
     assert uids >= {"time.filtered.one", "time.filtered.two"}
 
 
+def test_moved_filters_do_not_change_the_uids_of_other_operators() -> None:
+    def uids(*moved: str) -> list[str]:
+        plan = LogicalPlan("job")
+        node = source(plan)
+        for query in (None, *moved):
+            node = operator(plan, node, filtered_for=query)
+            node = plan.add(LogicalNode(WatermarkSpec("v", 10), (LogicalInput(node),), SCHEMA, filtered_for=query))
+        sink(plan, operator(plan, node))
+        return [uid for chain in chains(compile_plan(plan)) for uid in chain]
+
+    own = ["watermark-0.filtered.shown.filter", "watermark-0.filtered.shown"]
+    assert uids() == ["source", "filter-1", "watermark-0", "filter-3", "sink"]
+    assert uids("shown") == ["source", "filter-1", "watermark-0", *own, "filter-3", "sink"]
+
+
 @pytest.mark.row("ends.3")
 @pytest.mark.parametrize(
     ("options", "where", "problem"),
