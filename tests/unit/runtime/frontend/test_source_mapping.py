@@ -152,9 +152,9 @@ def test_query_that_filters_has_an_event_time_of_its_own_behind_that_of_all_rows
     hints = {6: wide, 7: wide, 8: {"uid": "time", **wide}, 10: {"uid": "known"}}
     plan = plan_of(timed(KNOWN), timed(KNOWN, behind=10), timed(), hints=hints)
     uids = {node.uid: vertex for vertex in compile_plan(plan).job_graph.vertices for node in vertex.operators}
-    marks = ["time", "time.filtered.query-0", "time.filtered.query-1"]
+    marks = ["time", "time.filtered.query-0", "time.filtered.query-0.filter", "time.filtered.query-1"]
     assert sorted(uid for uid in uids if uid.startswith("time")) == marks
-    assert [uids[mark].parallelism for mark in marks] == [2, 2, 2]
+    assert [uids[mark].parallelism for mark in marks] == [2, 2, 2, 2]
     conditions = [node for node in plan.nodes if isinstance(node.spec, ConditionSpec)]
     assert [node.uid for node in conditions] == [None, "known", None], "moved for both, kept with a hint, not moved"
     assert compile_plan(plan_of(timed(KNOWN), hints=hints)).specs.keys() >= {*marks[:2]}
