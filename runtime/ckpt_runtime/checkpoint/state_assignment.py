@@ -120,8 +120,8 @@ def assign_states(
     operators = _with_known_watermarks(_states_by_uid(checkpoint), graph)
     _check_parallelism(operators, graph)
     known = {node.uid for vertex in graph.vertices for node in vertex.operators}
+    known.update(uid for uid in operators if FILTERED in uid)  # filters may be removed
     lost = sorted(uid for uid, state in operators.items() if uid not in known and not state.is_empty)
-    lost = [uid for uid in lost if FILTERED not in uid]  # filters may be removed
     if lost and not allow_non_restored_state:
         raise NonRestoredStateError(lost)
     finished = _finished_vertices(operators, graph)

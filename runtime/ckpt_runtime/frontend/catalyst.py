@@ -85,7 +85,7 @@ _MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
 _HAS_EVAL_MODE = frozenset({"Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})
 _CAN_FAIL: dict[str, bool] = {}
 """Whether expressions of a class say if an error fails the query. It is found out once per process."""
-_COMPARISONS = frozenset(
+_PREDICATES = frozenset(
     {
         *("And", "Or", "Not", "IsNull", "IsNotNull", "EqualTo", "EqualNullSafe"),
         *("LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual"),
@@ -183,8 +183,9 @@ class ExpressionReader:
         if name == "AttributeReference" and node["exprId"]["id"] in self._columns:
             return self._column(node, _type_of(node)), end
         if name == "Literal" and node["dataType"] in _WRITTEN_IN_FULL:
-            return _written_literal(node), end
-        if name in _COMPARISONS:
+            type_, value = node["dataType"], node["value"]
+            return Literal(value == "true" if type_ == "boolean" and value else value, type_), end
+        if name in _PREDICATES:
             return Call(name, tuple(children), "boolean", self._mode, _settings(node)), end
         if name == "With":
             definitions = dict(self._definitions[1 - len(children) :])
@@ -331,11 +332,6 @@ def _settings(node: Mapping[str, Any]) -> dict[str, Any]:
     if node.get("timeZoneId"):
         settings["zone"] = node["timeZoneId"]
     return settings
-
-
-def _written_literal(node: Mapping[str, Any]) -> Literal:
-    type_, text = node["dataType"], node["value"]
-    return Literal(text == "true" if type_ == "boolean" and text is not None else text, type_)
 
 
 def _literal(value: Any, type_: SparkType) -> Literal:
