@@ -203,7 +203,7 @@ class ConnectServer:
         return str(messages.ConfigResponse.FromString(answer).server_side_session_id)
 
     async def _analyze(self, request: Any, call: Call) -> Any:
-        session = self._sessions.of(request)
+        session = self._sessions.of(request, call)
         if not reads_stream(request, session.views):
             return await self.pass_on("AnalyzePlan", request.SerializeToString(), call)
         if code := code_in(request):
@@ -219,10 +219,13 @@ class ConnectServer:
         named = getattr(operation, kind)
         pairs = [*getattr(named, "pairs", ())]
         keys = [pair.key for pair in pairs] or [*getattr(named, "keys", ())]
-        session = self._sessions.of(request)
+        session = self._sessions.of(request, call)
         if kind == "set":
             for pair in pairs:
                 session.configure(pair.key, pair.value)
+        elif kind == "unset":
+            for key in keys:
+                session.unset(key)
         if not keys or any(key.startswith("spark.") for key in keys):
             return await self.pass_on("Config", request.SerializeToString(), call)
         spark_session = await self._spark_session(request, call)
@@ -235,7 +238,7 @@ class ConnectServer:
         return response
 
     async def _release_execute(self, request: Any, call: Call) -> Any:
-        operations = self._sessions.of(request).operations
+        operations = self._sessions.of(request, call).operations
         if request.operation_id not in operations:
             return await self.pass_on("ReleaseExecute", request.SerializeToString(), call)
         if request.WhichOneof("release") == "release_all":
@@ -249,9 +252,10 @@ class ConnectServer:
     async def execute(self, request: Any, call: Call) -> AsyncIterator[Any]:
         """Yields the responses to an ``ExecutePlanRequest``: the engine's for streams and queries, Spark's
         otherwise."""
-        session = self._sessions.of(request)
+        session = self._sessions.of(request, call)
         kind = request.plan.command.WhichOneof("command_type") if request.plan.HasField("command") else ""
         queries = kind in _ABOUT_QUERIES
+        session.configure_by_sql(request.plan.command.sql_command.input.sql.query)
         if not queries and kind != "write_stream_operation_start" and not reads_stream(request, session.views):
             async for response in self.pass_on_stream("ExecutePlan", request.SerializeToString(), call):
                 yield response
@@ -323,7 +327,7 @@ class ConnectServer:
                 start.query_name,
                 [*session.views.values(), request.plan.command],
                 session.settings,
-                session.options.own.to_dict(),
+                session.options.effective.to_dict(),
             )
             session.queries[query.id] = query
             session.starts[query.id] = start

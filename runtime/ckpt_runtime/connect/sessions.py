@@ -14,18 +14,21 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from pyspark.sql.connect.proto import StreamingQueryEventType
 
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.connect.queries import Queries, Query
+from ckpt_runtime.connect.script import SUBMITTED_OPTIONS
 from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery
-from ckpt_runtime.frontend.connect_service import Service
+from ckpt_runtime.frontend.connect_service import SETTING, Service
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions
 from ckpt_runtime.frontend.mapping import spark_columns
 from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded
+from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.jobmaster.progress import spark_time
 
 _LOOK_S = 1.0
@@ -140,14 +143,16 @@ MOST_SESSIONS = 200
 class ClientSession:
     """The state of one client's session.
 
+    ``submitted`` are options of the engine for its queries that override those which the client sets.
+
     ``views`` holds the commands that made views of streams, by the views' names, ``starts`` those that started queries,
     by the queries' ids, and ``operations`` the ids of the operations that are answered here and that the client has not
     released. ``listeners`` is the stream of events while the client has listeners. ``reset`` has the ids of the ended
     queries for which ``awaitAnyTermination`` does not return any more. ``starting`` is held while a query is started.
     """
 
-    def __init__(self) -> None:
-        self.options = JobOptions({})
+    def __init__(self, submitted: Mapping[str, str]) -> None:
+        self.options = JobOptions(submitted)
         self.settings: dict[str, str] = {}
         self.views: dict[str, Any] = {}
         self.queries: dict[str, Query] = {}
@@ -173,6 +178,16 @@ class ClientSession:
         self._service.set(key, value)
         if key.startswith("spark."):
             self.settings[key] = value
+
+    def configure_by_sql(self, statement: str) -> None:
+        """Sets an option if the statement does so. Raises as :meth:`configure`."""
+        if setting := SETTING.fullmatch(statement):
+            self.configure(setting[1], setting[2].strip())
+
+    def unset(self, key: str) -> None:
+        """Removes an option of Spark. Raises PlanError for one of the engine."""
+        self._service.unset(key)
+        self.settings.pop(key, None)
 
     async def analyzed(self, request: Any) -> Any:
         """Answers an ``AnalyzePlanRequest`` about a stream. Raises PlanError for one that cannot be answered."""
@@ -213,18 +228,27 @@ class ClientSession:
             return await asyncio.to_thread(complete)
 
 
+def _submitted(call: Any) -> Mapping[str, str]:
+    """Raises PlanError for metadata of another form."""
+    text = dict(call.invocation_metadata()).get(SUBMITTED_OPTIONS, "{}")
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise PlanError(SUBMITTED_OPTIONS, f"it is not a JSON object of texts: {error}") from error
+
+
 class ClientSessions:
     """The sessions by the ids of user and session that each request carries."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[tuple[str, str], ClientSession] = OrderedDict()
 
-    def of(self, request: Any) -> ClientSession:
-        """Returns the session of a request, a new one for a new id."""
+    def of(self, request: Any, call: Any) -> ClientSession:
+        """Returns the session of a request, a new one for a new id, with the options that come with the call."""
         key = (request.user_context.user_id, request.session_id)
         session = self._sessions.get(key)
         if session is None:
-            session = self._sessions[key] = ClientSession()
+            session = self._sessions[key] = ClientSession(_submitted(call))
         self._sessions.move_to_end(key)
         if len(self._sessions) > MOST_SESSIONS:
             self._sessions.popitem(last=False)

@@ -65,7 +65,7 @@ _CHANGES_TABLES = re.compile(
     r"\s*(?:CREATE\s+(?:TABLE|DATABASE|SCHEMA|NAMESPACE)|DROP\s+TABLE|INSERT)\s", re.IGNORECASE
 )
 """SQL that Spark runs when the program is submitted."""
-_SETTING = re.compile(r"\s*SET\s+([\w.:]+)\s*=([^;]*);*\s*", re.IGNORECASE)
+SETTING = re.compile(r"\s*SET\s+([\w.:]+)\s*=([^;]*);*\s*", re.IGNORECASE)
 """The statement that sets an option, in the form that Spark reads."""
 _NEEDS_SPARK = (
     "needs a running Spark, and a program is planned without one: remove it, call it in foreachBatch, or start the "
@@ -148,7 +148,7 @@ class Service:
                 response.pairs.add(key=key, value=default if value is None else value)
         elif kind == "unset":
             for key in operation.unset.keys:
-                self._unset(key)
+                self.unset(key)
         elif kind == "is_modifiable":
             for key in operation.is_modifiable.keys:
                 response.pairs.add(key=key, value="true")
@@ -177,7 +177,8 @@ class Service:
         elif key == _INFERENCE:
             self._capture.infers_schemas = value.lower() == "true"
 
-    def _unset(self, key: str) -> None:
+    def unset(self, key: str) -> None:
+        """Removes an option of Spark. Raises PlanError for one of the job."""
         if not key.startswith("spark."):
             raise PlanError(key, "a program cannot remove an option of its job: do not set it")
         capture = self._capture
@@ -298,7 +299,7 @@ class Service:
             result.CopyFrom(given)
             return
         result.local_relation.SetInParent()
-        if setting := _SETTING.fullmatch(relation.sql.query):
+        if setting := SETTING.fullmatch(relation.sql.query):
             self.set(setting[1], setting[2].strip())
             return
         if self._capture.queries and _CHANGES_TABLES.match(relation.sql.query):
