@@ -329,7 +329,8 @@ def test_client_decodes_and_encodes_avro_and_protobuf_in_its_queries(port: int, 
     assert ids == [row["id"] for row in rows]
 
 
-LIVE = Path(__file__).parents[1] / "support" / "programs" / "live.py"
+PROGRAMS = Path(__file__).parents[1] / "support" / "programs"
+LIVE = PROGRAMS / "live.py"
 
 
 @pytest.mark.row("ps.9")
@@ -367,3 +368,29 @@ def test_unchanged_script_that_reads_what_its_queries_write_runs_as_a_client_and
     configuration = cluster.of_job(left.job_id, lambda job: job.configuration)
     assert configuration.get_text("execution.checkpointing.interval") == "200 ms"
     assert {vertex.parallelism for vertex in cluster.call(cluster.dispatcher.job_details(left.job_id)).vertices} == {1}
+
+
+@pytest.mark.row("ps.9")
+def test_script_with_python_functions_runs_as_a_client_and_prints_what_it_prints_in_spark(
+    spark: SparkSession,
+    cluster: MiniCluster,
+    port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    mine, theirs = tmp_path / "engine", tmp_path / "spark"
+    for directory in (mine, theirs):
+        (directory / "words").mkdir(parents=True)
+        (directory / "words" / "a.txt").write_text("a b a\nc a b\n")
+    script = PROGRAMS / "live_functions.py"
+    capfd.readouterr()
+    in_spark(spark, monkeypatch, script, [str(theirs)])
+    wanted = capfd.readouterr().out
+    assert "PATH_NOT_FOUND" in wanted
+    assert "['A', 'A', 'A']" in wanted
+    with rest_in_front_of(cluster, port) as url:
+        command = run_as_client(url, script, str(mine), options=["-p", "1"])
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=patient(120), check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == wanted

@@ -14,9 +14,10 @@ from contextlib import suppress
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 from urllib.parse import quote, urlsplit
 
+import msgspec
 import typer
 
 from ckpt_runtime.cli import framework
@@ -31,6 +32,9 @@ from ckpt_runtime.configuration.cluster_options import ConnectOptions, SecurityO
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.contract.checkpoints import CheckpointStatistics
 from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails, RestorePreview, RunOptions
+
+if TYPE_CHECKING:
+    from ckpt_runtime.connect.script import SubmittedScript
 
 WATCH_INTERVAL_S = 1.0
 
@@ -159,7 +163,7 @@ def _become_script(
     cli: Cli, file: Path, arguments: Sequence[str], configuration: Mapping[str, str], *, keeps_queries: bool
 ) -> NoReturn:
     """Replaces this process by the script's, whose exit code, output and signals are therefore those of the command."""
-    from ckpt_runtime.connect.script import KEEP_VARIABLE
+    from ckpt_runtime.connect.script import KEEP_VARIABLE, SubmittedScript
     from ckpt_runtime.spark.installation import PySparkMismatchError, check_pyspark
 
     try:
@@ -177,8 +181,13 @@ def _become_script(
         )
     if cli.settings.insecure:
         raise CommandError("--insecure: PySpark always checks the certificate; give --ca-file", ExitCode.USAGE)
-    environment = dict(os.environ)
-    environment["SPARK_REMOTE"] = connect_address(cli.client().url, port, cli.address()[1], configuration)
+    # Workers run the file, too, if its queries call functions that it defines.
+    name = file.name if file.stem.isidentifier() else "script.py"
+    program = cli.client().upload_pipeline(name, pack_pipeline(file)[1])
+    script = SubmittedScript(program, list(arguments), dict(configuration))
+    # The mode is enabled from the beginning: the script may define functions before it makes its session.
+    environment = {**os.environ, "SPARK_CONNECT_MODE_ENABLED": "1"}
+    environment["SPARK_REMOTE"] = connect_address(cli.client().url, port, cli.address()[1], script)
     if cli.settings.ca_file is not None:
         environment["GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"] = cli.settings.ca_file
     if keeps_queries:
@@ -188,12 +197,12 @@ def _become_script(
     os.execve(sys.executable, command, environment)
 
 
-def connect_address(url: str, port: int, token: str | None, configuration: Mapping[str, str]) -> str:
-    """The address of Spark Connect in the form of ``SPARK_REMOTE``, with options for all queries of the client.
+def connect_address(url: str, port: int, token: str | None, script: SubmittedScript) -> str:
+    """The address of Spark Connect in the form of ``SPARK_REMOTE``, with the script that will be the client.
 
     ``url`` is that of the REST API. Raises CommandError if PySpark would not send the token there.
     """
-    from ckpt_runtime.connect.script import SUBMITTED_OPTIONS
+    from ckpt_runtime.connect.script import SCRIPT_KEY
 
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
@@ -209,7 +218,7 @@ def connect_address(url: str, port: int, token: str | None, configuration: Mappi
     parameters = {
         "token": token,
         "use_ssl": "true" if secure else None,
-        SUBMITTED_OPTIONS: json.dumps(configuration) if configuration else None,
+        SCRIPT_KEY: json.dumps(msgspec.to_builtins(script)),
     }
     texts = (f";{name}={quote(value, safe='')}" for name, value in parameters.items() if value is not None)
     return f"sc://{f'[{host}]' if ':' in host else host}:{port}/{''.join(texts)}"

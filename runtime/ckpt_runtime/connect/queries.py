@@ -2,7 +2,8 @@
 
 A query's id is its job's id, and both are the id of the operation that started it, so that a repeated request does not
 start a second job. Its program is stored like any other: it consists of the client's commands that describe the query,
-and a small module that sends them to the planning session.
+and a small module that sends them to the planning session; or, if the client is a script and the query calls Python
+functions, of the script and what it has read before.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import uuid
 import zipfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 from google.protobuf.json_format import MessageToDict
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
@@ -24,6 +26,7 @@ from ckpt_runtime.configuration.cluster_options import ConnectOptions, QueryStop
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions, RestartStrategyOptions
 from ckpt_runtime.failure_report import failure_reason
+from ckpt_runtime.frontend.recorded_script import ENTRY, FILE_NAME, PROGRAM, Answer, RecordedScript
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_values import (
     AfterSavepoint,
@@ -62,6 +65,44 @@ def pipeline(spark: SparkSession) -> None:
 '''
 
 
+class Program(NamedTuple):
+    """The zip of a query's program, and its entry point."""
+
+    archive: bytes
+    entry: str
+
+
+def program_of_commands(commands: Sequence[Any], settings: Mapping[str, str]) -> Program:
+    """Returns a program that sends ``commands``, the last of which starts the query, with ``settings`` of Spark."""
+    program = {"settings": dict(settings), "commands": [MessageToDict(command) for command in commands]}
+    files = {f"{_MODULE}.py": _PROGRAM.encode(), "commands.json": json.dumps(program, sort_keys=True).encode()}
+    return Program(_archive(files), f"{_MODULE}:pipeline")
+
+
+def program_of_script(
+    script: bytes, arguments: Sequence[str], answers: list[Answer], options: dict[str, str]
+) -> Program:
+    """Returns a program that runs a script again, up to the start of the query that follows ``answers``.
+
+    ``script`` is a zip of one module, and ``options`` are added to those of the query.
+    """
+    with zipfile.ZipFile(io.BytesIO(script)) as packed:
+        files = {name: packed.read(name) for name in packed.namelist()}
+    (module,) = files
+    recorded = RecordedScript(module.removesuffix(".py"), list(arguments), answers, options)
+    files |= {f"{ENTRY}.py": PROGRAM.encode(), FILE_NAME: msgspec.json.encode(recorded)}
+    return Program(_archive(files), f"{ENTRY}:pipeline")
+
+
+def _archive(files: Mapping[str, bytes]) -> bytes:
+    """Returns a zip whose entries have a fixed time, so that equal requests give equal archives."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in files.items():
+            packed.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return archive.getvalue()
+
+
 class QueryFailedError(Exception):
     """A query failed; the message is the first line of the failure."""
 
@@ -85,33 +126,27 @@ class Queries:
         self._dispatcher = dispatcher
         self._configuration = configuration
 
-    async def start(
-        self, operation_id: str, name: str, commands: Sequence[Any], settings: Mapping[str, str], own: Mapping[str, str]
-    ) -> Query:
-        """Submits a job. ``commands`` are messages, the last one starts the query. ``settings`` are Spark's options and
-        ``own`` the engine's.
+    async def start(self, operation_id: str, start: Any, program: Program, own: Mapping[str, str]) -> Query:
+        """Submits the job of a query. ``start`` is the message that starts it, ``own`` has options of the engine.
 
         Raises what :meth:`Dispatcher.run_pipeline` raises; then there is no job.
         """
-        job_id = uuid.UUID(operation_id).hex
-        program = {"settings": dict(settings), "commands": [MessageToDict(command) for command in commands]}
-        archive = io.BytesIO()
-        # Entries have a fixed time, so that equal requests give equal archives.
-        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as files:
-            files.writestr(zipfile.ZipInfo(f"{_MODULE}.py"), _PROGRAM)
-            files.writestr(zipfile.ZipInfo("commands.json"), json.dumps(program, sort_keys=True))
-        stored = await self._dispatcher.store_pipeline(f"{name or _MODULE}.zip", _once(archive.getvalue()))
+        job_id, name = uuid.UUID(operation_id).hex, start.query_name
+        stored = await self._dispatcher.store_pipeline(f"{name or _MODULE}.zip", _once(program.archive))
         configuration = {PipelineOptions.NAME.key: name or f"query-{job_id[:8]}", **own}
         options = Configuration.merge(self._configuration, Configuration(dict(own)))
-        trigger = commands[-1].write_stream_operation_start.WhichOneof("trigger")
-        if trigger is None and options.get(CheckpointingOptions.INTERVAL) is None:
+        if start.WhichOneof("trigger") is None and options.get(CheckpointingOptions.INTERVAL) is None:
             configuration[CheckpointingOptions.INTERVAL.key] = _DEFAULT_INTERVAL
         if options.get(RestartStrategyOptions.TYPE) is None:  # as in Spark, its first failure ends the query
             configuration[RestartStrategyOptions.TYPE.key] = "none"
         await self._dispatcher.run_pipeline(
-            RunRequest(stored.id, f"{_MODULE}:pipeline", configuration=configuration, job_id=job_id)
+            RunRequest(stored.id, program.entry, configuration=configuration, job_id=job_id)
         )
         return Query(job_id, name)
+
+    async def script(self, program_id: str) -> bytes:
+        """Returns the zip of a stored program. Raises PipelineNotFound."""
+        return await self._dispatcher.stored_archive(program_id)
 
     async def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Calls ``wake`` after each event of any job until the returned function is called."""

@@ -18,11 +18,24 @@ from types import ModuleType
 from typing import Any, NoReturn
 from warnings import filterwarnings
 
-SUBMITTED_OPTIONS = "ckpt-job-options"
-"""Metadata of each call: options of the engine, as JSON, that the start of the script gives to all of its queries."""
+from msgspec import Struct
+
+SCRIPT_KEY = "ckpt-script"
+"""Metadata of each call: a :class:`SubmittedScript` as JSON."""
 KEEP_VARIABLE = "CKPT_KEEP_QUERIES"
 """Environment variable: queries that run when the script ends continue to run."""
 _FAILED, _INTERRUPTED, _TERMINATED = 1, 130, 143
+
+
+class SubmittedScript(Struct, frozen=True):
+    """A script that runs as a client: the id of its uploaded file, its arguments, and options of all of its jobs.
+
+    ``program`` is empty for other clients.
+    """
+
+    program: str = ""
+    arguments: list[str] = []
+    options: dict[str, str] = {}
 
 
 class _Sessions:
@@ -81,8 +94,11 @@ def run(file: str, arguments: Sequence[str]) -> int:
     sys.path[0] = str(Path(file).resolve().parent)
     module = sys.modules["__main__"] = ModuleType("__main__")
     module.__file__ = file
+    from ckpt_runtime.frontend.captured_session import kept_functions
+
     try:
-        exec(compile(Path(file).read_bytes(), file, "exec"), module.__dict__)  # noqa: S102 the user's own file
+        with kept_functions([]):  # workers find them, so nothing has to be pickled
+            exec(compile(Path(file).read_bytes(), file, "exec"), module.__dict__)  # noqa: S102 the user's own file
     except (Exception, KeyboardInterrupt) as error:
         of_script = error.__traceback__ and error.__traceback__.tb_next
         sys.excepthook(type(error), error.with_traceback(of_script), of_script)

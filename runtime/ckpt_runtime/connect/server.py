@@ -13,7 +13,7 @@ import json
 import logging
 import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -31,10 +31,19 @@ from pyspark.sql.types import LongType
 from ckpt_runtime.configuration.cluster_options import ConnectOptions, SecurityOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import ConfigurationError
-from ckpt_runtime.connect.queries import Queries, Query, QueryFailedError
-from ckpt_runtime.connect.sessions import ClientSession, ClientSessions, ListenerBus, started_event
+from ckpt_runtime.connect.queries import Queries, Query, QueryFailedError, program_of_commands, program_of_script
+from ckpt_runtime.connect.sessions import ClientSession, ClientSessions, Failure, ListenerBus, started_event
 from ckpt_runtime.frontend.batch_writers import MEMORY_BATCH, MEMORY_VIEW
 from ckpt_runtime.frontend.connect_service import STREAM_ACTION, check_name
+from ckpt_runtime.frontend.recorded_script import (
+    ABOUT_QUERIES,
+    LISTENERS,
+    START,
+    is_recorded,
+    kind_of,
+    parts,
+    reads_stream,
+)
 from ckpt_runtime.frontend.spark_connect import SparkService
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
@@ -50,38 +59,9 @@ _CODE = frozenset(
 """Fields of Spark Connect's messages that carry serialized code."""
 
 
-def reads_stream(message: Any, views: Collection[str]) -> bool:
-    """Returns whether a plan reads a stream, through a reader or through one of the given views of streams."""
-    names = "|".join(re.escape(view) for view in views)
-    pattern = re.compile(rf"(?<![\w`]){'`?'}(?:{names}){'`?'}(?![\w`])", re.IGNORECASE) if views else None
-    for name, part in _parts(message):
-        if name == "read":
-            table = part.named_table.unparsed_identifier.strip("`")
-            if part.is_streaming or table.lower() in {view.lower() for view in views}:
-                return True
-        elif name == "sql" and pattern is not None and pattern.search(part.query):
-            return True
-    return False
-
-
 def code_in(message: Any) -> str:
     """Returns the name of the first field that carries serialized code, or an empty text."""
-    return next((name for name, _ in _parts(message) if name in _CODE), "")
-
-
-def _parts(message: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the names of all fields that are set, with each message in them, at any depth."""
-    todo = [message]
-    while todo:
-        for descriptor, value in todo.pop().ListFields():
-            if descriptor.message_type is None:
-                continue
-            is_map = descriptor.message_type.GetOptions().map_entry
-            several = value.values() if is_map else value if descriptor.is_repeated else (value,)
-            for element in several:
-                if hasattr(element, "ListFields"):
-                    yield descriptor.name, element
-                    todo.append(element)
+    return next((name for name, _ in parts(message) if name in _CODE), "")
 
 
 logger = logging.getLogger(__name__)
@@ -96,12 +76,11 @@ _REFUSALS = (PlanError, ConfigurationError, GatewayError)
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)\] ")
 _NO_CODE = (
     "a plan from a client contains {code}, which is serialized code; the engine takes functions only from programs: "
-    "submit the program with `ckpt run`"
+    "submit the program with `ckpt run`, or run a script with `ckpt run --client`"
 )
 
-_ABOUT_QUERIES = frozenset(
-    {"streaming_query_command", "streaming_query_manager_command", "streaming_query_listener_bus_command"}
-)
+_COMPRESSION = "spark.connect.session.planCompression.threshold"
+"""Spark's option: the size in bytes above which a client compresses a plan; negative for never."""
 
 Call: TypeAlias = Any
 """gRPC's ``ServicerContext`` of a call; gRPC has no types."""
@@ -166,6 +145,10 @@ class ConnectServer:
         }
         return answers.get(name)
 
+    def own_stream(self, name: str) -> Callable[[Any, Call], AsyncIterator[Any]] | None:
+        """As :meth:`own`, for a method with several responses."""
+        return {"ExecutePlan": self.execute, "ReattachExecute": self.reattach}.get(name)
+
     async def pass_on(self, name: str, request: Any, call: Call) -> Any:
         """Returns Spark's answer to a call with one request and one response. Raises AioRpcError for its errors."""
         invoke, options = await self._spark_method(name, call)
@@ -204,10 +187,13 @@ class ConnectServer:
 
     async def _analyze(self, request: Any, call: Call) -> Any:
         session = self._sessions.of(request, call)
-        if not reads_stream(request, session.views):
-            return await self.pass_on("AnalyzePlan", request.SerializeToString(), call)
-        if code := code_in(request):
-            raise PlanError("query", _NO_CODE.format(code=code))
+        if not reads_stream(request, session.stream_views):
+            answer = self.pass_on("AnalyzePlan", request.SerializeToString(), call)
+            if not session.script.program:
+                return await answer
+            return await anext(self._recorded(session, request, str(uuid.uuid4()), _only(answer)))
+        session.number_functions(request)
+        self._check_code(session, request)
         response = await session.analyzed(request)
         response.server_side_session_id = await self._spark_session(request, call)
         return response
@@ -227,7 +213,8 @@ class ConnectServer:
             for key in keys:
                 session.unset(key)
         if not keys or any(key.startswith("spark.") for key in keys):
-            return await self.pass_on("Config", request.SerializeToString(), call)
+            answer = await self.pass_on("Config", request.SerializeToString(), call)
+            return _without_compression(answer) if _COMPRESSION in keys else answer
         spark_session = await self._spark_session(request, call)
         response = messages.ConfigResponse(session_id=request.session_id, server_side_session_id=spark_session)
         for key in keys:
@@ -253,16 +240,51 @@ class ConnectServer:
         """Yields the responses to an ``ExecutePlanRequest``: the engine's for streams and queries, Spark's
         otherwise."""
         session = self._sessions.of(request, call)
-        kind = request.plan.command.WhichOneof("command_type") if request.plan.HasField("command") else ""
-        queries = kind in _ABOUT_QUERIES
+        request.operation_id = request.operation_id or str(uuid.uuid4())
         session.configure_by_sql(request.plan.command.sql_command.input.sql.query)
-        if not queries and kind != "write_stream_operation_start" and not reads_stream(request, session.views):
+        responses = self._responses(session, request, call)
+        if session.script.program and is_recorded(request, session.stream_views):
+            responses = self._recorded(session, request, request.operation_id, responses)
+        async for response in responses:
+            yield response
+
+    async def reattach(self, request: Any, call: Call) -> AsyncIterator[Any]:
+        """Yields further responses to an ``ExecutePlanRequest`` that Spark answers."""
+        recording = self._sessions.of(request, call).recording
+        async for response in self.pass_on_stream("ReattachExecute", request.SerializeToString(), call):
+            recording.add(request.operation_id, _id_of(response), response)
+            yield response
+
+    async def _recorded(
+        self, session: ClientSession, request: Any, operation_id: str, responses: AsyncIterator[Any]
+    ) -> AsyncIterator[Any]:
+        """Yields responses, and records them for other runs of the client's script."""
+        recording, analyzes = session.recording, isinstance(request, messages.AnalyzePlanRequest)
+        recording.begin(operation_id, kind_of(request))
+        try:
+            async for response in responses:
+                encoded = _encoded(response)
+                recording.add(operation_id, "" if analyzes else _id_of(encoded), encoded)
+                yield response
+        except Exception as error:
+            recording.fail(operation_id, failure_of(error))
+            raise
+
+    def _check_code(self, session: ClientSession, request: Any) -> None:
+        """Raises PlanError for a client's functions, unless the client is a script, in which workers find them."""
+        if not session.script.program and (code := code_in(request)):
+            raise PlanError("query", _NO_CODE.format(code=code))
+
+    async def _responses(self, session: ClientSession, request: Any, call: Call) -> AsyncIterator[Any]:
+        kind = kind_of(request)
+        queries = kind in ABOUT_QUERIES
+        if not queries and kind != START and not reads_stream(request, session.stream_views):
+            await session.keep(request)
             async for response in self.pass_on_stream("ExecutePlan", request.SerializeToString(), call):
                 yield response
             return
-        if not queries and (code := code_in(request)):
-            raise PlanError("query", _NO_CODE.format(code=code))
-        request.operation_id = request.operation_id or str(uuid.uuid4())
+        if not queries:
+            self._check_code(session, request)
         session.operations.add(request.operation_id)
         spark_session = await self._spark_session(request, call)
         ids = {"session_id": request.session_id, "server_side_session_id": spark_session}
@@ -270,7 +292,7 @@ class ConnectServer:
         response = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
         last = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
         last.result_complete.SetInParent()
-        if kind == "streaming_query_listener_bus_command":
+        if kind == LISTENERS:
             async for events in self._listener_bus(session, request.plan.command.streaming_query_listener_bus_command):
                 response = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
                 response.streaming_query_listener_events_result.CopyFrom(events)
@@ -289,6 +311,7 @@ class ConnectServer:
             case "sql_command":
                 response.sql_command_result.relation.CopyFrom(request.plan.command.sql_command.input)
             case "create_dataframe_view":
+                session.number_functions(request)
                 await session.add_view(request)
             case "":
                 raise PlanError("query", STREAM_ACTION)
@@ -320,23 +343,24 @@ class ConnectServer:
         async with session.starting:
             others = [query for query in session.queries.values() if query.id != again]
             check_name(start.query_name, [query.name for query in others if await self._queries.is_active(query)])
+            options: dict[str, str] = {}
             if start.format.lower() == "memory":
-                await self._make_table(session, request, call)
-            query = await self._queries.start(
-                request.operation_id,
-                start.query_name,
-                [*session.views.values(), request.plan.command],
-                session.settings,
-                session.options.effective.to_dict(),
-            )
+                options = {MEMORY_VIEW: await self._make_table(session, request, call)}
+            if session.defines_functions or any(map(code_in, (request, *session.views.values()))):
+                answers = session.recording.before(request.operation_id)
+                script = await self._queries.script(session.script.program)
+                program = program_of_script(script, session.script.arguments, answers, options)
+            else:
+                program = program_of_commands([*session.views.values(), request.plan.command], session.settings)
+            query = await self._queries.start(request.operation_id, start, program, session.options.effective.to_dict())
             session.queries[query.id] = query
             session.starts[query.id] = start
         result.query_started_event_json = started_event(query)
         result.query_id.id = result.query_id.run_id = query.id
         result.name = query.name
 
-    async def _make_table(self, session: ClientSession, request: Any, call: Call) -> None:
-        """Creates the empty table of a query with format ``memory`` in Spark.
+    async def _make_table(self, session: ClientSession, request: Any, call: Call) -> str:
+        """Creates the empty table of a query with format ``memory`` in Spark, and returns the name of its view.
 
         The query fills a global view; the client's session gets a view of it that has the query's name.
         """
@@ -345,6 +369,7 @@ class ConnectServer:
             raise PlanError("queryName", "format memory needs it as the name of the table")
         analyze = messages.AnalyzePlanRequest(session_id=request.session_id)
         analyze.schema.plan.root.CopyFrom(start.input)
+        session.number_functions(analyze)
         columns = await session.analyzed(analyze)
         kind: Any = proto_schema_to_pyspark_data_type(columns.schema.schema)
         view = start.options[MEMORY_VIEW] = f"ckpt_{uuid.UUID(request.operation_id).hex}"
@@ -364,6 +389,7 @@ class ConnectServer:
             execution.plan.command.CopyFrom(command)
             async for _ in self.pass_on_stream("ExecutePlan", execution.SerializeToString(), call):
                 pass
+        return view
 
     async def _query(self, session: ClientSession, command: Any, result: Any) -> None:
         """Answers requests about one query."""
@@ -418,6 +444,15 @@ class ConnectServer:
                 raise PlanError("streams", f"{other} is not supported; the event stream of the REST API has all events")
 
 
+def _without_compression(answer: bytes) -> Any:
+    """Returns the answer by which a client never compresses plans, as the kind of a compressed one is not known."""
+    response = messages.ConfigResponse.FromString(answer)
+    for pair in response.pairs:
+        if pair.key == _COMPRESSION:
+            pair.value = "-1"
+    return response
+
+
 def _seconds(command: Any) -> float | None:
     return command.timeout_ms / 1000 if command.HasField("timeout_ms") else None
 
@@ -446,12 +481,10 @@ class _Handlers(grpc.GenericRpcHandler):
         method = _METHODS[name]
         if method.client_streaming:
             return grpc.stream_unary_rpc_method_handler(self._guarded(name, admitted))
-        if name == "ExecutePlan":
-            return grpc.unary_stream_rpc_method_handler(
-                self._guarded_stream(name, admitted), messages.ExecutePlanRequest.FromString, _encoded
-            )
         if method.server_streaming:
-            return grpc.unary_stream_rpc_method_handler(self._guarded_stream(name, admitted))
+            own_stream = self._server.own_stream(name)
+            decode = None if own_stream is None else getattr(messages, method.input_type.name).FromString
+            return grpc.unary_stream_rpc_method_handler(self._guarded_stream(name, admitted), decode, _encoded)
         own = self._server.own(name)
         decode = None if own is None else getattr(messages, method.input_type.name).FromString
         return grpc.unary_unary_rpc_method_handler(self._guarded(name, admitted), decode, _encoded)
@@ -470,12 +503,13 @@ class _Handlers(grpc.GenericRpcHandler):
         return answer
 
     def _guarded_stream(self, name: str, admitted: bool) -> Callable[[Any, Call], AsyncIterator[Any]]:
+        own = self._server.own_stream(name)
+
         async def answer(request: Any, call: Call) -> AsyncIterator[Any]:
             if not admitted:
                 await _refuse(call)
-            own = name == "ExecutePlan"
             server = self._server
-            responses = server.execute(request, call) if own else server.pass_on_stream(name, request, call)
+            responses = own(request, call) if own is not None else server.pass_on_stream(name, request, call)
             try:
                 async for response in responses:
                     yield response
@@ -491,6 +525,15 @@ async def _refuse(call: Call) -> NoReturn:
     raise AssertionError("abort raises")
 
 
+async def _only(response: Awaitable[Any]) -> AsyncIterator[Any]:
+    yield await response
+
+
+def _id_of(response: bytes) -> str:
+    """Returns the id of an ``ExecutePlanResponse``."""
+    return str(messages.ExecutePlanResponse.FromString(response).response_id)
+
+
 def _encoded(message: Any) -> bytes:
     """Serializes the engine's own messages; those of Spark are forwarded unchanged."""
     return message if isinstance(message, bytes) else message.SerializeToString()
@@ -498,21 +541,28 @@ def _encoded(message: Any) -> bytes:
 
 async def _abort(call: Call, name: str, error: Exception) -> NoReturn:
     """Ends a call with an error as PySpark's client reads it."""
-    if isinstance(error, grpc.aio.AioRpcError):  # Spark's own error, with its further details
-        await call.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
-    elif isinstance(error, QueryFailedError):
-        await call.abort_with_status(_status("org.apache.spark.sql.streaming.StreamingQueryException", str(error)))
-    elif isinstance(error, IllegalArgumentException):
-        await call.abort_with_status(_status("java.lang.IllegalArgumentException", str(error)))
-    elif isinstance(error, _REFUSALS):
-        await call.abort_with_status(_status("org.apache.spark.sql.AnalysisException", str(error)))
-    logger.error("%s failed", name, exc_info=error)
-    await call.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+    failure = failure_of(error)
+    if failure.code is grpc.StatusCode.INTERNAL and not isinstance(error, grpc.aio.AioRpcError):
+        logger.error("%s failed", name, exc_info=error)
+    await call.abort(failure.code, failure.message, failure.metadata)
     raise AssertionError("abort raises")
 
 
-def _status(kind: str, message: str) -> Any:
-    """Returns the status that PySpark turns into its own exception for Java's class ``kind``.
+def failure_of(error: Exception) -> Failure:
+    """Returns an error as PySpark's client reads it."""
+    if isinstance(error, grpc.aio.AioRpcError):  # Spark's own error, with its further details
+        return Failure(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
+    if isinstance(error, QueryFailedError):
+        return _failure("org.apache.spark.sql.streaming.StreamingQueryException", str(error))
+    if isinstance(error, IllegalArgumentException):
+        return _failure("java.lang.IllegalArgumentException", str(error))
+    if isinstance(error, _REFUSALS):
+        return _failure("org.apache.spark.sql.AnalysisException", str(error))
+    return Failure(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}", ())
+
+
+def _failure(kind: str, message: str) -> Failure:
+    """Returns the error that PySpark turns into its own exception for Java's class ``kind``.
 
     An AnalysisException has Spark's condition that the message names, such as ``PATH_NOT_FOUND``.
     """
@@ -522,4 +572,5 @@ def _status(kind: str, message: str) -> Any:
     info = ErrorInfo(reason=kind, metadata=metadata)
     detail = AnyMessage()
     detail.Pack(info)
-    return to_status(Status(code=grpc.StatusCode.INVALID_ARGUMENT.value[0], message=message, details=[detail]))
+    status = to_status(Status(code=grpc.StatusCode.INVALID_ARGUMENT.value[0], message=message, details=[detail]))
+    return Failure(status.code, status.details, status.trailing_metadata)

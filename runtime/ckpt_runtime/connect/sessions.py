@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -20,13 +22,14 @@ from pyspark.sql.connect.proto import StreamingQueryEventType
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.connect.queries import Queries, Query
-from ckpt_runtime.connect.script import SUBMITTED_OPTIONS
+from ckpt_runtime.connect.script import SCRIPT_KEY, SubmittedScript
 from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery
 from ckpt_runtime.frontend.connect_service import SETTING, Service
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions
 from ckpt_runtime.frontend.mapping import spark_columns
+from ckpt_runtime.frontend.recorded_script import STATUS_KEY, Answer, parts
 from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.jobmaster.progress import spark_time
@@ -134,6 +137,75 @@ def started_event(query: Query) -> str:
     return json.dumps({**ids, "name": query.name or None, "timestamp": now, "jobTags": []})
 
 
+MOST_RECORDED_BYTES = 4 << 20
+"""Maximum size of the answers that are recorded of a script, and become part of the programs of its queries."""
+_ANSWER_BYTES = 200
+"""What each answer counts besides its responses, so that a script that looks at a query for days is bounded, too."""
+
+
+class Failure(NamedTuple):
+    """An error of gRPC: its code, message and metadata, which has Spark's details."""
+
+    code: Any
+    message: str
+    metadata: tuple[tuple[str, Any], ...]
+
+
+class _Recorded(NamedTuple):
+    """An answer that is recorded; its responses by their ids, because a client may get one a second time."""
+
+    answer: Answer
+    responses: dict[str, bytes]
+
+
+class Recording:
+    """What a script has read, for other runs of it up to the start of a query; its answers by their operations.
+
+    Nothing is recorded any more when it is too large for a program.
+    """
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._recorded: dict[str, _Recorded] = {}
+        self._bytes = 0
+
+    def begin(self, operation_id: str, kind: str) -> None:
+        """A request has come; a repeated one keeps its place."""
+        if self._has_room(_ANSWER_BYTES):
+            self._recorded.setdefault(operation_id, _Recorded(Answer(kind), {}))
+
+    def add(self, operation_id: str, response_id: str, response: bytes) -> None:
+        """Adds a response, if the operation is recorded."""
+        if operation_id in self._recorded and self._has_room(len(response)):
+            recorded = self._recorded[operation_id]
+            recorded.responses[response_id] = response
+            recorded.answer.after_s = time.monotonic() - self._began_s
+
+    def fail(self, operation_id: str, failure: Failure) -> None:
+        """The request is answered by an error of gRPC."""
+        if operation_id in self._recorded:
+            answer = self._recorded[operation_id].answer
+            answer.code, answer.message = failure.code.value[0], failure.message
+            answer.details = next((value for key, value in failure.metadata if key == STATUS_KEY), b"")
+
+    def before(self, operation_id: str) -> list[Answer]:
+        """Returns the answers to the requests before an operation. Raises PlanError if they are too large."""
+        if not self._has_room(0):
+            raise PlanError(
+                "query",
+                f"before it starts a query with Python functions, the script has read more than {MOST_RECORDED_BYTES} "
+                "bytes, with which workers run it again: read less before it, or more in foreachBatch",
+            )
+        earlier = takewhile(lambda known: known[0] != operation_id, self._recorded.items())
+        return [msgspec.structs.replace(each.answer, responses=[*each.responses.values()]) for _, each in earlier]
+
+    def _has_room(self, size: int) -> bool:
+        self._bytes += size
+        if self._bytes > MOST_RECORDED_BYTES:
+            self._recorded.clear()
+        return self._bytes <= MOST_RECORDED_BYTES
+
+
 T = TypeVar("T")
 
 MOST_SESSIONS = 200
@@ -143,16 +215,19 @@ MOST_SESSIONS = 200
 class ClientSession:
     """The state of one client's session.
 
-    ``submitted`` are options of the engine for its queries that override those which the client sets.
+    Options of ``script`` override those which the client sets; its program may have Python functions, and what it reads
+    is recorded for other runs of it, see :mod:`ckpt_runtime.frontend.recorded_script`.
 
-    ``views`` holds the commands that made views of streams, by the views' names, ``starts`` those that started queries,
+    ``views`` holds the commands that made views, by the views' names, ``starts`` those that started queries,
     by the queries' ids, and ``operations`` the ids of the operations that are answered here and that the client has not
     released. ``listeners`` is the stream of events while the client has listeners. ``reset`` has the ids of the ended
     queries for which ``awaitAnyTermination`` does not return any more. ``starting`` is held while a query is started.
     """
 
-    def __init__(self, submitted: Mapping[str, str]) -> None:
-        self.options = JobOptions(submitted)
+    def __init__(self, script: SubmittedScript) -> None:
+        self.script = script
+        self.recording = Recording()
+        self.options = JobOptions(script.options)
         self.settings: dict[str, str] = {}
         self.views: dict[str, Any] = {}
         self.queries: dict[str, Query] = {}
@@ -160,6 +235,7 @@ class ClientSession:
         self.starts: dict[str, Any] = {}
         self.listeners: ListenerBus | None = None
         self.operations: set[str] = set()
+        self._functions: dict[bytes, int] = {}
         self._analyses: dict[str, str] = {}
         self._capture = Capture(
             self._analyses,
@@ -189,6 +265,12 @@ class ClientSession:
         self._service.unset(key)
         self.settings.pop(key, None)
 
+    def number_functions(self, request: Any) -> None:
+        """Replaces the Python functions of a script in a request by numbers, as in the plans of other programs."""
+        for name, part in parts(request):
+            if name == "python_udf" and self.script.program:
+                part.command = str(self._functions.setdefault(part.command, len(self._functions))).encode()
+
     async def analyzed(self, request: Any) -> Any:
         """Answers an ``AnalyzePlanRequest`` about a stream. Raises PlanError for one that cannot be answered."""
         return await self._with_spark(lambda: self._service.answer("AnalyzePlan", request))
@@ -208,10 +290,44 @@ class ClientSession:
         parallelism = self.options.effective.get(PipelineOptions.PARALLELISM)
         return explanation(capture, of, DataSources().resolve, parallelism, extended=extended)
 
+    @property
+    def stream_views(self) -> set[str]:
+        """The names of the views that read streams."""
+        return self._capture.views.keys() - self._capture.static_views.keys()
+
+    @property
+    def defines_functions(self) -> bool:
+        """Whether its script has given names to Python functions, which SQL may call."""
+        return bool(self._capture.registered)
+
     async def add_view(self, request: Any) -> None:
         """Keeps the view of a stream that an ``ExecutePlanRequest`` makes. Raises PlanError for an invalid one."""
         await self._with_spark(lambda: self._service.answer("ExecutePlan", request))
-        self.views[request.plan.command.create_dataframe_view.name] = request.plan.command
+        self._define(request.plan.command.create_dataframe_view.name, request.plan.command)
+
+    async def keep(self, request: Any) -> None:
+        """Keeps a view without a stream, or a script's function, for streams that use it.
+
+        One that a plan of the engine cannot contain is not kept: Spark has it, and streams do not.
+        """
+        given = type(request)()
+        given.CopyFrom(request)
+        self.number_functions(given)
+        command, capture = given.plan.command, self._capture
+        view = command.create_dataframe_view
+        if command.register_function.WhichOneof("function") == "python_udf" and self.script.program:
+            self._service.answer("ExecutePlan", given)
+        elif command.HasField("create_dataframe_view") and not view.is_global:
+            for earlier in (capture.views, capture.static_views, self.views):
+                earlier.pop(view.name, None)
+            with contextlib.suppress(PlanError):
+                await self._with_spark(lambda: capture.analysis_of(capture.request_of(view.input)))
+                self._service.answer("ExecutePlan", given)
+                self._define(view.name, command)
+
+    def _define(self, name: str, command: Any) -> None:
+        self.views.pop(name, None)  # it may read views that are newer than the one before it
+        self.views[name] = command
 
     async def _with_spark(self, answer: Callable[[], T]) -> T:
         """Runs ``answer`` repeatedly, with the answers that it needs from Spark, until none is missing."""
@@ -228,13 +344,13 @@ class ClientSession:
             return await asyncio.to_thread(complete)
 
 
-def _submitted(call: Any) -> Mapping[str, str]:
+def _script_of(call: Any) -> SubmittedScript:
     """Raises PlanError for metadata of another form."""
-    text = dict(call.invocation_metadata()).get(SUBMITTED_OPTIONS, "{}")
+    text = dict(call.invocation_metadata()).get(SCRIPT_KEY, "{}")
     try:
-        return msgspec.json.decode(text, type=dict[str, str])
+        return msgspec.json.decode(text, type=SubmittedScript)
     except msgspec.DecodeError as error:
-        raise PlanError(SUBMITTED_OPTIONS, f"it is not a JSON object of texts: {error}") from error
+        raise PlanError(SCRIPT_KEY, f"it is not the description of a script: {error}") from error
 
 
 class ClientSessions:
@@ -244,11 +360,11 @@ class ClientSessions:
         self._sessions: OrderedDict[tuple[str, str], ClientSession] = OrderedDict()
 
     def of(self, request: Any, call: Any) -> ClientSession:
-        """Returns the session of a request, a new one for a new id, with the options that come with the call."""
+        """Returns the session of a request, a new one for a new id, with the script that the call names."""
         key = (request.user_context.user_id, request.session_id)
         session = self._sessions.get(key)
         if session is None:
-            session = self._sessions[key] = ClientSession(_submitted(call))
+            session = self._sessions[key] = ClientSession(_script_of(call))
         self._sessions.move_to_end(key)
         if len(self._sessions) > MOST_SESSIONS:
             self._sessions.popitem(last=False)

@@ -80,7 +80,8 @@ class Capture:
     returns the text of ``explain()`` for a frame or a query (with columns if its last argument is true), and
     ``explained`` has the texts that the program requested. ``remembered`` are answers to an earlier run of the program,
     not all of which it has to use; it uses all ``analyses`` before it makes other requests. ``changes`` counts
-    the files and tables that the program has let Spark change.
+    the files and tables that the program has let Spark change. ``listens``: the program may add listeners, whose events
+    another run of it gets.
     """
 
     analyses: Mapping[str, str]
@@ -109,6 +110,7 @@ class Capture:
     explained: list[str] = field(default_factory=list)
     remembered: Mapping[str, str] = field(default_factory=dict)
     changes: int = 0
+    listens: bool = False
     _unanswered: list[str] = field(default_factory=list)
     _may_be_static: bool = False
     _reads_metadata: bool = False

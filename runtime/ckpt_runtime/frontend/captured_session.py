@@ -28,19 +28,19 @@ from ckpt_runtime.graph.errors import PlanError
 
 
 class _Channel(grpc.Channel):
-    """A gRPC channel whose calls a function of this process answers, by the name of the method and the request."""
+    """A gRPC channel whose calls are answered in this process, by the name of the method and the request."""
 
     live: RealChannel | None = None
     """The connection that ``live_session`` sets, which takes all calls from then on."""
 
-    def __init__(self, answer: Callable[[str, Any], Any]) -> None:
-        self._answer = answer
+    def __init__(self, service: Service) -> None:
+        self.service = service
 
     def _method(self, kind: str, path: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Callable[..., Any]:
         def call(request: Any, **options: Any) -> Any:
             if self.live is not None:
                 return self.live.method(kind, path, arguments, named)(request, **options)
-            return self._answer(path.rsplit("/", 1)[-1], request)
+            return self.service.answer(path.rsplit("/", 1)[-1], request)
 
         return call
 
@@ -75,7 +75,7 @@ class _Builder(ChannelBuilder):
         self.register = register
 
     def toChannel(self) -> Any:  # noqa: N802 PySpark's name
-        return _Channel(Service(self.capture).answer)
+        return _Channel(Service(self.capture))
 
     @property
     def host(self) -> str:
@@ -84,12 +84,18 @@ class _Builder(ChannelBuilder):
 
 class _Streams(StreamingQueryManager):
     def addListener(self, listener: Any) -> None:  # noqa: N802 PySpark's name
+        if self._session._connection.capture.listens:
+            return
         # Here, because PySpark's own method turns errors into warnings.
         raise PlanError(
             "spark.streams.addListener",
             "a program ends before its queries have events; use `ckpt events`, metrics and the REST API for a job's "
             "progress and end",
         )
+
+    def removeListener(self, listener: Any) -> None:  # noqa: N802 PySpark's name
+        if not self._session._connection.capture.listens:
+            super().removeListener(listener)
 
 
 class _DataSources:
@@ -159,7 +165,7 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
         SparkSession._set_default_and_active_session(session)
         capture.session = session
         try:
-            with _kept_functions(capture.functions), capture.called.named_in_plans():
+            with kept_functions(capture.functions), capture.called.named_in_plans():
                 yield session
         finally:
             SparkSession._active_session.session = None
@@ -167,7 +173,7 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
 
 
 @contextmanager
-def _kept_functions(functions: list[Any]) -> Iterator[None]:
+def kept_functions(functions: list[Any]) -> Iterator[None]:
     """Makes writers keep the function of ``foreach`` and ``foreachBatch``, and send its position, not a pickle."""
     writers: Any = readwriter.DataStreamWriter
 

@@ -275,7 +275,7 @@ def load_plan(
     with captured_session(capture, classes.register) as spark:
         try:
             if _is_script(directory, module_name, function_name):
-                _run_script(directory, module_name, args)
+                run_script(directory, module_name, args)
             else:
                 _function(_import_module(directory, module_name), module_name, function_name)(spark, *args)
         except ScriptEndedError as end:
@@ -330,7 +330,7 @@ def _is_script(directory: Path, module_name: str, function_name: str) -> bool:
     return builds_session(tree)
 
 
-def _run_script(directory: Path, module_name: str, args: Sequence[str]) -> None:
+def run_script(directory: Path, module_name: str, args: Sequence[str]) -> None:
     """Runs a file as Python runs a script: its name is ``__main__`` and ``sys.argv`` holds its arguments."""
     before = sys.argv, sys.modules["__main__"]
     sys.argv = [f"{module_name}.py", *args]

@@ -257,6 +257,10 @@ class Dispatcher:
         except (PoolExhaustedError, StorageTimeoutError) as error:
             raise NotReady(str(error)) from error
 
+    async def stored_archive(self, pipeline_id: str) -> bytes:
+        """Returns the zip of a stored pipeline. Raises :class:`PipelineNotFound`."""
+        return await asyncio.to_thread(self._programs.get(pipeline_id).archive.read_bytes)
+
     async def list_pipelines(self) -> tuple[StoredPipeline, ...]:
         return tuple(map(self._shown, self._programs.list()))
 

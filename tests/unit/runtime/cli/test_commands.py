@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
@@ -19,6 +20,7 @@ from ckpt_runtime.cli import run_command, snapshot_commands
 from ckpt_runtime.cli.framework import CommandError
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.configuration.checkpointing_options import PATCHABLE, RecoveryClaimMode
+from ckpt_runtime.connect.script import SCRIPT_KEY, SubmittedScript
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, Precondition, RunRequest, StoredPipeline
@@ -399,18 +401,18 @@ def test_pyspark_reads_the_address_and_the_options_of_a_script_that_runs_as_a_cl
 ) -> None:
     from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
-    options = {"a.key": "one; two=3 %", "another": "é"}
-    builder = DefaultChannelBuilder(run_command.connect_address(url, 5, token, options))
+    script = SubmittedScript("an id", ["one; two=3 %"], {"a.key": "é"})
+    builder = DefaultChannelBuilder(run_command.connect_address(url, 5, token, script))
     assert builder.endpoint == address
     given = dict(builder._params)
-    assert json.loads(given.pop("ckpt-job-options")) == options
+    assert msgspec.json.decode(given.pop(SCRIPT_KEY), type=SubmittedScript) == script
     assert given == metadata
-    assert dict(builder.metadata()).keys() == {"ckpt-job-options"}
+    assert dict(builder.metadata()).keys() == {SCRIPT_KEY}
 
 
 def test_script_does_not_run_as_a_client_where_pyspark_would_not_send_the_token() -> None:
     with pytest.raises(CommandError, match=r"not to 10\.0\.0\.1: set security\.ssl\.rest\.enabled"):
-        run_command.connect_address("http://10.0.0.1:81", 5, "secret", {})
+        run_command.connect_address("http://10.0.0.1:81", 5, "secret", SubmittedScript())
 
 
 def test_interrupting_an_attached_run_leaves_the_job(

@@ -108,7 +108,7 @@ def test_classes_of_a_script_are_those_of_main_after_it_has_ended(
 ) -> None:
     source("one")
     main = sys.modules["__main__"]
-    program._run_script((tmp_path / "one").resolve(), "script", ["argument"])
+    program.run_script((tmp_path / "one").resolve(), "script", ["argument"])
     assert sys.modules["__main__"] is main
     [kind] = sys.modules["beside"].found
     classes = PlanClasses([kind])
