@@ -32,6 +32,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     AfterSavepoint,
     ExecutionResult,
     JobTerminated,
+    LineagePlace,
     OperationKind,
     RunRequest,
     SavepointRequest,
@@ -67,16 +68,12 @@ def pipeline(spark: SparkSession) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A run of a query. ``first_job_id`` is the job of its first run, ``location`` where the next one continues."""
+    """A run of a query. Its ``id`` is that of its first run, its ``location`` where the next one continues."""
 
     job_id: str
     name: str
-    first_job_id: str
-    location: str | None = None
-
-    @property
-    def id(self) -> str:
-        return str(uuid.UUID(self.first_job_id))
+    id: str
+    location: str | None
 
     @property
     def run_id(self) -> str:
@@ -134,8 +131,8 @@ class Queries:
         await self._dispatcher.run_pipeline(
             RunRequest(stored.id, f"{_MODULE}:pipeline", configuration=configuration, job_id=job_id)
         )
-        lineage = self._dispatcher.jobs[job_id].overview().lineage
-        return Query(job_id, name, job_id if lineage is None else lineage.id, location)
+        place = self._dispatcher.jobs[job_id].overview().lineage or LineagePlace(job_id)
+        return Query(job_id, name, place.query_id, location)
 
     async def check_recovers(self, start: Any, location: str) -> None:
         """Raises PlanError, as Spark does, for a query to ``memory`` whose table would lack the rows of earlier runs.

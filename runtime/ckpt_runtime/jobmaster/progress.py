@@ -138,9 +138,8 @@ class _Checkpoint:
 class JobProgress:
     """The measures of one job under one driver."""
 
-    def __init__(self, job_id: str, first_job_id: str, started_at_ms: int) -> None:
-        """``first_job_id`` is that of the lineage: as in Spark, a query that continues keeps its id."""
-        self._ids = {"id": str(uuid.UUID(first_job_id)), "runId": str(uuid.UUID(job_id))}
+    def __init__(self, job_id: str, query_id: str, started_at_ms: int) -> None:
+        self._ids = {"id": query_id, "runId": str(uuid.UUID(job_id))}
         self._reported_at_ms = started_at_ms
         self._completed = -1
         self._acknowledged: dict[int, dict[SubtaskKey, Sequence[Interval]]] = {}
