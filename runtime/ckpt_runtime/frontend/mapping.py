@@ -136,6 +136,13 @@ def sink_spec(
     return SinkSpec(target, options)
 
 
+def _calls_with_checkpoints(start: Any) -> bool:
+    """Whether the rows of a checkpoint, like those of a batch of Spark, are given to one call: of a function of the
+    program, or of what shows them."""
+    is_function = start.HasField("foreach_batch") or start.HasField("foreach_writer")
+    return is_function or start.format.lower() in ("console", "memory")
+
+
 def _batch_writer(
     name: str, start: Any, options: dict[str, str], columns: list[str], schema: pa.Schema, shown: tuple[str, ...]
 ) -> Any:
@@ -386,7 +393,7 @@ class QueryMapper:
         self._inputs: list[Inputs] = []
         """The origins of the rows of the typed plan's nodes; none for those that have not been added yet."""
         self._of_all_rows: dict[int, int] = {}
-        self._ends = self._one_batch = False
+        self._ends = self._one_batch = self._emits_latest = False
         self._name = ""
 
     def add(self, query: CapturedQuery, name: str) -> str:
@@ -397,6 +404,7 @@ class QueryMapper:
         self._name = name
         self._one_batch = query.start.once
         self._ends = bool(query.start.available_now or query.start.once)
+        self._emits_latest = _calls_with_checkpoints(query.start)
         self.add_frame(query.analysis, str(query.start.output_mode or "append").lower())
         if isinstance(query.analysis.nodes[-1], StaticTable):
             raise PlanError("writeStream", "the frame reads no stream; write it with df.write, or read with readStream")
@@ -410,6 +418,7 @@ class QueryMapper:
         if mode == "complete":
             check_complete(nodes)
         self._operators = QueryOperators(self._capture, self._plan, analysis.places, mode)
+        self._operators.emits_latest = self._emits_latest
         self._inputs = [()] * len(nodes)
         watermarks = QueryWatermarks(nodes, mode)
         self._of_all_rows = watermarks.of_all_rows
@@ -447,7 +456,7 @@ class QueryMapper:
             return self._mapped(at, nodes)
         inputs = tuple(self._inputs[place] for place in node.inputs)
         relation = msgspec.json.encode(msgspec.structs.replace(node, inputs=()), order="sorted")
-        own = self._operators.output_mode if isinstance(node, Aggregate) else ""
+        own = f"{self._operators.output_mode} {self._emits_latest}" if isinstance(node, Aggregate) else ""
         own = self._name if at in self._of_all_rows else own
         key = (own, self._ends, relation, inputs)
         found = self._shared.frames.get(key)
