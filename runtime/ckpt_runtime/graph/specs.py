@@ -379,7 +379,8 @@ class JoinSide:
     """One of the two streams of a join. ``keys`` match the other side's by position.
 
     ``event_time`` is the timestamp that the join's time bounds apply to, None without bounds. ``late_by`` is the
-    timestamp or window by which late rows are dropped, by default ``event_time``; without both no row is late.
+    timestamp or window by which late rows are dropped, by default ``event_time``; without both, or if it is an empty
+    text, no row is late.
     ``gates`` counts the input gates of its rows, more than one after a union.
     """
 
