@@ -361,6 +361,31 @@ def windows_and_another_key(rows: DataFrame) -> DataFrame:
     return windows.count().selectExpr(*seconds(), "odd", "count")
 
 
+@program(
+    "append", schemas=PAIRS, rows=([("a", 10), ("b", 11), ("a", 12), (None, 13)], [("c", 25), ("a", 26)], [("b", 90)])
+)
+def pivot_of_windows(rows: DataFrame) -> DataFrame:
+    totals = (
+        timed(rows).groupBy(F.window("t", "5 seconds")).pivot("k", ["a", "b"]).agg(F.sum("v").alias("s"), F.max("v"))
+    )
+    return totals.selectExpr(*seconds(), "a_s", "b_s", "`b_max(v)` AS b")
+
+
+@program("append", rows=([10, 11, 12, None], [25, 27], [90]))
+def pivot_of_windows_by_numbers_and_booleans(rows: DataFrame) -> DataFrame:
+    keyed = timed(rows).select("t", (F.col("v") % 3).cast("long").alias("r"), (F.col("v") > 11).alias("above"))
+    remainders = keyed.groupBy(F.window("t", "5 seconds"), "above").pivot("r", [0, 2]).count()
+    above = keyed.groupBy(F.window("t", "5 seconds"), F.col("r") > 0).pivot("above", [True, False]).count()
+    return remainders.union(above).toDF("w", "key", "one", "other").selectExpr(*seconds("w"), "key", "one", "other")
+
+
+program("append", rows=([10], [25]), differs="The engine refuses it: it reads no constants of this type.")(
+    pivot_of_windows_by_fractions=lambda rows: (
+        timed(rows).withColumn("f", F.col("v") / 4).groupBy(F.window("t", "5 seconds")).pivot("f", [2.5]).count()
+    )
+)
+
+
 program("append", rows=([10, 11], [25], [40]))(
     aggregation_by_a_key_that_is_no_event_time=lambda rows: timed(rows).groupBy("v").count(),
     window_of_a_column_without_a_watermark=lambda rows: (
