@@ -18,7 +18,7 @@ import msgspec
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.catalog_tables import NewTables, StaticTables, table_to_read, table_to_write
 from ckpt_runtime.frontend.catalyst import companion, items, jvm_name, spark_type
-from ckpt_runtime.frontend.moved_filters import with_moved_filters
+from ckpt_runtime.frontend.moved_filters import with_equalities_of_joins, with_moved_filters
 from ckpt_runtime.frontend.plan_reader import PlanReader
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
@@ -439,7 +439,8 @@ class _Planner:
     def _in_steps(self, plan: Any, *, moves: bool) -> Any:
         """Returns a plan with ``WITH`` inlined and subqueries that depend on rows as joins, by Spark's rules.
 
-        ``SELECT DISTINCT`` becomes an aggregation, and the current user, catalog and database constants, as in Spark.
+        Joins of streams get equalities from filters, ``SELECT DISTINCT`` becomes an aggregation, and the current user,
+        catalog and database become constants, as in Spark.
         With ``moves``, filters are moved in front of watermarks, as Spark does before it makes joins of subqueries.
         """
         catalyst = self._jvm.org.apache.spark.sql.catalyst
@@ -450,6 +451,7 @@ class _Planner:
         scalar = plan.containsPattern(patterns.SCALAR_SUBQUERY())
         if in_predicate or scalar:
             plan = companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
+        plan = with_equalities_of_joins(self._jvm, patterns, plan)
         if moves:
             plan = with_moved_filters(self._jvm, patterns, plan)
         if in_predicate:

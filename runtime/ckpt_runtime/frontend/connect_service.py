@@ -38,7 +38,6 @@ _CHANGE_RESULTS = (
 )
 """Spark options that change the results of expressions. Others control how Spark runs, and have no effect here."""
 _ONLY_VALUES = {
-    "spark.sql.streaming.unsupportedOperationCheck": "true",
     "spark.sql.streaming.statefulOperator.allowMultiple": "true",
     "spark.sql.sources.default": "parquet",
     "spark.sql.columnNameOfCorruptRecord": "_corrupt_record",
