@@ -6,7 +6,7 @@ Columns of a source that a query does not read for certain are pruned, as Spark'
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
