@@ -12,6 +12,6 @@ def pipeline(
     spark: SparkSession, source: str, output: str, format_: str = "parquet", columns: str = "country,day"
 ) -> None:
     rows = spark.readStream.format("replay").schema("n BIGINT, country STRING, day DATE").load(source)
-    rows = rows.selectExpr(*WRITTEN) if format_ == "parquet" else rows
+    rows = rows.selectExpr(*WRITTEN) if columns == "country,day" else rows
     writer = rows.writeStream.format(format_).partitionBy(*columns.split(","))
     writer.queryName("partitioned").start(output)
