@@ -6,7 +6,7 @@ Columns of a source that a query does not read for certain are pruned, as Spark'
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,7 +80,16 @@ from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS
 from ckpt_runtime.sources import is_source
 
 CHECKPOINT_LOCATION = "checkpointlocation"
-"""An option of Spark's own engine, which is ignored: the session has a checkpoint directory for all queries."""
+"""The option of a query, in lower case, that names the directory in which its runs continue each other."""
+CHECKPOINT_LOCATIONS = "spark.sql.streaming.checkpointLocation"
+"""Spark's option with the directory in which each named query has its location, unless it sets another one."""
+
+
+def location_of(start: Any, settings: Mapping[str, str]) -> str | None:
+    """Returns the checkpoint location of a query, by its own option or by Spark's; None if it has none."""
+    given = next((value for key, value in start.options.items() if key.lower() == CHECKPOINT_LOCATION), None)
+    root = settings.get(CHECKPOINT_LOCATIONS)
+    return f"{root.rstrip('/')}/{start.query_name}" if given is None and root and start.query_name else given
 
 
 def delivered(start: Any) -> dict[str, str]:
@@ -137,6 +146,13 @@ def sink_spec(
         options["timeZone"] = capture.configuration.get("spark.sql.session.timeZone", "UTC")
     check_sink(target, options, schema)
     return SinkSpec(target, options)
+
+
+def _calls_with_checkpoints(start: Any) -> bool:
+    """Whether the rows of a checkpoint, like those of a batch of Spark, are given to one call: of a function of the
+    program, or of what shows them."""
+    is_function = start.HasField("foreach_batch") or start.HasField("foreach_writer")
+    return is_function or start.format.lower() in ("console", "memory")
 
 
 def _batch_writer(
@@ -385,7 +401,7 @@ class QueryMapper:
         self._inputs: list[Inputs] = []
         """The origins of the rows of the typed plan's nodes; none for those that have not been added yet."""
         self._of_all_rows: dict[int, int] = {}
-        self._ends = self._one_batch = False
+        self._ends = self._one_batch = self._emits_latest = False
         self._name = ""
 
     def add(self, query: CapturedQuery, name: str) -> str:
@@ -396,6 +412,7 @@ class QueryMapper:
         self._name = name
         self._one_batch = query.start.once
         self._ends = bool(query.start.available_now or query.start.once)
+        self._emits_latest = _calls_with_checkpoints(query.start)
         self.add_frame(query.analysis, str(query.start.output_mode or "append").lower())
         if isinstance(query.analysis.nodes[-1], StaticTable):
             raise PlanError("writeStream", "the frame reads no stream; write it with df.write, or read with readStream")
@@ -409,6 +426,7 @@ class QueryMapper:
         if mode == "complete":
             check_complete(nodes)
         self._operators = QueryOperators(self._capture, self._plan, analysis.places, mode)
+        self._operators.emits_latest = self._emits_latest
         self._inputs = [()] * len(nodes)
         watermarks = QueryWatermarks(nodes, mode)
         self._of_all_rows = watermarks.of_all_rows
@@ -446,7 +464,7 @@ class QueryMapper:
             return self._mapped(at, nodes)
         inputs = tuple(self._inputs[place] for place in node.inputs)
         relation = msgspec.json.encode(msgspec.structs.replace(node, inputs=()), order="sorted")
-        own = self._operators.output_mode if isinstance(node, Aggregate) else ""
+        own = f"{self._operators.output_mode} {self._emits_latest}" if isinstance(node, Aggregate) else ""
         own = self._name if at in self._of_all_rows else own
         key = (own, self._ends, relation, inputs)
         found = self._shared.frames.get(key)

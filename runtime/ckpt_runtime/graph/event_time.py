@@ -31,6 +31,7 @@ from ckpt_runtime.graph.specs import (
     GenerateSpec,
     GroupSpec,
     JoinSpec,
+    LatestSpec,
     LimitSpec,
     MapInArrowSpec,
     ObserveSpec,
@@ -43,7 +44,7 @@ from ckpt_runtime.graph.specs import (
     WatermarkSpec,
 )
 
-_KEEP_COLUMNS = (ConditionSpec, ObserveSpec, GenerateSpec, PythonFunctionsSpec, DeduplicateSpec, LimitSpec)
+_KEEP_COLUMNS = (ConditionSpec, ObserveSpec, GenerateSpec, PythonFunctionsSpec, DeduplicateSpec, LatestSpec, LimitSpec)
 """Specs of operators that emit their input's columns unchanged."""
 NO_ROWS = ConditionSpec(Literal(False, "boolean"))
 """Only watermarks pass this operator."""
@@ -127,6 +128,7 @@ _TIMELESS = (
     EvaluateSpec,
     ExpandSpec,
     GenerateSpec,
+    LatestSpec,
     MapInArrowSpec,
     PythonFunctionsSpec,
     StaticJoinSpec,

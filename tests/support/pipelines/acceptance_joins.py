@@ -54,7 +54,7 @@ program("append", **NUMBERS)(
     join_without_an_equality=lambda left, right: left.join(right.withColumnRenamed("v", "w"), F.expr("v < w")),
 )
 
-program("update", keys="key", **NUMBERS)(join_in_update_mode=lambda left, right: of_windows(left, right, "inner"))
+program("update", **NUMBERS)(join_in_update_mode=lambda left, right: of_windows(left, right, "inner"))
 
 
 program("complete", **NUMBERS)(join_in_complete_mode=lambda left, right: of_windows(left, right, "inner"))
@@ -410,7 +410,7 @@ def anti_join_with_a_table(rows: DataFrame) -> DataFrame:
     return rows.join(table, "k", "left_anti")
 
 
-@program("update", keys="name", schemas={"rows": "k STRING, v INT"}, rows=([("a", 1), ("b", 2)], [("a", 3)]))
+@program("update", schemas={"rows": "k STRING, v INT"}, rows=([("a", 1), ("b", 2)], [("a", 3)]))
 def aggregation_behind_a_join_with_a_table(rows: DataFrame) -> DataFrame:
     table = rows.sparkSession.createDataFrame([("a", "x"), ("b", "y")], "k STRING, name STRING")
     return rows.join(table, "k").groupBy("name").agg(F.sum("v").alias("s"))
