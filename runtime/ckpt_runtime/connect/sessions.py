@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
-from pyspark.sql.connect.proto import StreamingQueryEventType
+from pyspark.sql.connect.proto import Command, StreamingQueryEventType
 
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.connect.queries import Queries, Query
-from ckpt_runtime.frontend.analysis import ANALYZER
+from ckpt_runtime.frontend.analysis import ANALYZER, views_read
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery
 from ckpt_runtime.frontend.connect_service import Service
 from ckpt_runtime.frontend.explain import explanation
@@ -61,7 +62,7 @@ class _Watched:
         if report["numInputRows"] or moved:
             event = Event(StreamingQueryEventType.QUERY_PROGRESS_EVENT, json.dumps({"progress": report}))
         elif now_ms - self._posted_at_ms >= _IDLE_MS:
-            idle = {"id": self.query.id, "runId": self.query.id, "timestamp": report["timestamp"]}
+            idle = {"id": self.query.id, "runId": self.query.run_id, "timestamp": report["timestamp"]}
             event = Event(StreamingQueryEventType.QUERY_IDLE_EVENT, json.dumps(idle))
         else:
             return None
@@ -77,16 +78,16 @@ class ListenerBus:
         self._started = started
         self._changed = asyncio.Event()
         self._removed = False
-        self._watched = {id_: _Watched(query) for id_, query in started.items()}
+        self._watched = {run_id: _Watched(query) for run_id, query in started.items()}
         self._ended: set[str] = set()
 
     async def skip_earlier(self) -> None:
         """Leaves out queries that have ended, and progress that was made, before the client had a listener."""
-        for id_, watched in self._watched.items():
+        for run_id, watched in self._watched.items():
             for text in await self._queries.progress(watched.query):
                 watched.seen = json.loads(text)["batchId"]
             if not await self._queries.is_active(watched.query):
-                self._ended.add(id_)
+                self._ended.add(run_id)
 
     def remove(self) -> None:
         """Ends the stream after the events that have happened."""
@@ -111,15 +112,18 @@ class ListenerBus:
             stop_listening()
 
     async def _new(self, query: Query) -> Sequence[Event]:
-        if query.id in self._ended:
+        if query.run_id in self._ended:
             return ()
-        watched = self._watched.setdefault(query.id, _Watched(query))
+        watched = self._watched.setdefault(query.run_id, _Watched(query))
         result = await self._queries.result(query)
         events = [event for text in await self._queries.progress(query) if (event := watched.of_report(text))]
         if result.status is not None:
-            self._ended.add(query.id)
-            failure = await self._queries.failure(query) or None
-            end = {"id": query.id, "runId": query.id, "exception": failure, "errorClassOnException": None}
+            self._ended.add(query.run_id)
+            failure = await self._queries.failure(query)
+            reason = None if failure is None else failure.reason
+            condition = CONDITION.search(reason or "")
+            ids = {"id": query.id, "runId": query.run_id}
+            end = {**ids, "exception": reason, "errorClassOnException": condition and condition[1]}
             events.append(Event(StreamingQueryEventType.QUERY_TERMINATED_EVENT, json.dumps(end)))
         return events
 
@@ -127,11 +131,14 @@ class ListenerBus:
 def started_event(query: Query) -> str:
     """Returns the event of a query's start, from which PySpark's client calls ``onQueryStarted``."""
     now = spark_time(round(datetime.now(UTC).timestamp() * 1000))
-    ids: dict[str, Any] = {"id": query.id, "runId": query.id}
+    ids: dict[str, Any] = {"id": query.id, "runId": query.run_id}
     return json.dumps({**ids, "name": query.name or None, "timestamp": now, "jobTags": []})
 
 
 T = TypeVar("T")
+
+CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)\] ")
+"""Spark's condition in a message, such as ``[PATH_NOT_FOUND]``."""
 
 MOST_SESSIONS = 200
 """Maximum number of sessions. Beyond it the least recently used one is dropped; its jobs continue to run."""
@@ -140,10 +147,11 @@ MOST_SESSIONS = 200
 class ClientSession:
     """The state of one client's session.
 
-    ``views`` holds the commands that made views of streams, by the views' names, ``starts`` those that started queries,
-    by the queries' ids, and ``operations`` the ids of the operations that are answered here and that the client has not
-    released. ``listeners`` is the stream of events while the client has listeners. ``reset`` has the ids of the ended
-    queries for which ``awaitAnyTermination`` does not return any more. ``starting`` is held while a query is started.
+    ``views`` holds the commands that made views of streams, by the views' names, ``queries`` the runs of queries that
+    the client has started and ``starts`` the commands that started them, by the ids of the runs, and ``operations`` the
+    ids of the operations that are answered here and that the client has not released. ``listeners`` is the stream of
+    events while the client has listeners. ``reset`` has the ids of the ended runs for which ``awaitAnyTermination``
+    does not return any more. ``starting`` is held while a query is started.
     """
 
     def __init__(self) -> None:
@@ -174,6 +182,11 @@ class ClientSession:
         if key.startswith("spark."):
             self.settings[key] = value
 
+    def unset(self, key: str) -> None:
+        """Removes an option of Spark. Raises PlanError for one of the engine."""
+        self._service.unset(key)
+        self.settings.pop(key, None)
+
     async def analyzed(self, request: Any) -> Any:
         """Answers an ``AnalyzePlanRequest`` about a stream. Raises PlanError for one that cannot be answered."""
         return await self._with_spark(lambda: self._service.answer("AnalyzePlan", request))
@@ -195,8 +208,25 @@ class ClientSession:
 
     async def add_view(self, request: Any) -> None:
         """Keeps the view of a stream that an ``ExecutePlanRequest`` makes. Raises PlanError for an invalid one."""
+        command, before = Command(), dict(self._capture.views)
+        command.CopyFrom(request.plan.command)  # the answer replaces a statement by the query of its view
         await self._with_spark(lambda: self._service.answer("ExecutePlan", request))
-        self.views[request.plan.command.create_dataframe_view.name] = request.plan.command
+        for name in [name for name, view in self._capture.views.items() if before.get(name) is not view]:
+            self.views.pop(name, None)  # it may read views that are newer than the one before it
+            self.views[name] = command
+
+    def forget_view(self, name: str) -> bool:
+        """Forgets the view of a stream, which was dropped or replaced; returns whether there was one."""
+        known = [view for view in self.views if view.lower() == name.lower()]
+        for view in known:
+            del self.views[view]
+            self._capture.views.pop(view, None)
+        return bool(known)
+
+    def commands_of(self, command: Any) -> list[Any]:
+        """Returns the commands that make a command's views, in their order, and then the command itself."""
+        views = {name: view.SerializeToString() for name, view in self.views.items()}
+        return [*(self.views[name] for name in views_read([command.SerializeToString()], views)), command]
 
     async def _with_spark(self, answer: Callable[[], T]) -> T:
         """Runs ``answer`` repeatedly, with the answers that it needs from Spark, until none is missing."""

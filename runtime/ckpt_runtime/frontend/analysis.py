@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -200,7 +200,8 @@ def _analyze(
                 raise UnsupportedExpressionError(f"the statement {text}", "it declares no variable and no function")
             session.sql(text)
         with tables.limited(spark):  # Spark may have to open files to find their columns
-            for name, relation in request.views.items():
+            texts = [request.relation, *(text.encode() for text in request.declarations or ())]
+            for name, relation in views_read(texts, request.views).items():
                 planner.register(name, relation, PlanReader(spark._jvm, ansi))
             if request.table is not msgspec.UNSET:
                 return Analysis(table=planner.table(request.table, request.relation, tables.new))
@@ -209,6 +210,26 @@ def _analyze(
         return PlanReader(spark._jvm, ansi, static, zone).read(plan)
     finally:
         sessions.setActiveSession(spark._jsparkSession)
+
+
+def views_read(texts: Iterable[bytes], views: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Returns the views that texts of SQL or serialized relations may read, themselves or through other views.
+
+    As in Spark, a view that is no longer valid, because a table that it reads was dropped, fails only what reads it.
+    """
+    found: dict[str, bytes] = {}
+    while texts := [*texts]:
+        text = b"\n".join(texts).lower()
+        named = {name: view for name, view in views.items() if name not in found and _may_name(text, name)}
+        found |= named
+        texts = named.values()
+    return {name: view for name, view in views.items() if name in found}
+
+
+def _may_name(text: bytes, view: str) -> bool:
+    """Whether a text in lower case, of SQL or of a relation, may contain a view's name. ``IDENTIFIER`` computes one."""
+    plain = view.isascii() and "`" not in view
+    return not plain or view.lower().encode() in text or b"identifier" in text
 
 
 def _declares(session: Any, statement: str) -> bool:
@@ -251,7 +272,9 @@ _INSTEAD = {
 def _created_view(session: Any, statement: str) -> CreatedView:
     """Parses a statement that creates a temporary view, which does not run. Raises UnsupportedExpressionError."""
     plan = session.sessionState().sqlParser().parsePlan(statement)
-    if jvm_name(plan) != "CreateViewCommand" or jvm_name(plan.viewType()) != "LocalTempView":
+    # The kinds of views are case objects in some versions of Spark only.
+    kind = plan.viewType().getClass().getSimpleName() if jvm_name(plan) == "CreateViewCommand" else ""
+    if kind != "LocalTempView$":
         name = jvm_name(plan)
         instead = "a program may create temporary views, variables and functions of SQL; run others in Spark"
         raise UnsupportedExpressionError(f"the statement {name}", _INSTEAD.get(name, instead))

@@ -6,7 +6,7 @@ Columns of a source that a query does not read for certain are pruned, as Spark'
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,7 +80,16 @@ from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS
 from ckpt_runtime.sources import is_source
 
 CHECKPOINT_LOCATION = "checkpointlocation"
-"""An option of Spark's own engine, which is ignored: the session has a checkpoint directory for all queries."""
+"""The option of a query, in lower case, that names the directory in which its runs continue each other."""
+CHECKPOINT_LOCATIONS = "spark.sql.streaming.checkpointLocation"
+"""Spark's option with the directory in which each named query has its location, unless it sets another one."""
+
+
+def location_of(start: Any, settings: Mapping[str, str]) -> str | None:
+    """Returns the checkpoint location of a query, by its own option or by Spark's; None if it has none."""
+    given = next((value for key, value in start.options.items() if key.lower() == CHECKPOINT_LOCATION), None)
+    root = settings.get(CHECKPOINT_LOCATIONS)
+    return f"{root.rstrip('/')}/{start.query_name}" if given is None and root and start.query_name else given
 
 
 def delivered(start: Any) -> dict[str, str]:

@@ -65,6 +65,10 @@ MOST_ROWS = 10_000
 """Maximum number of rows that a Python function gets at once, which is Spark's default."""
 
 
+BYTES_OPTION = "spark.sql.execution.arrow.maxBytesPerBatch"
+"""The option of Spark with the size in Arrow, in bytes, that ends a frame of ``transformWithStateInPandas``."""
+
+
 def most_rows(settings: Mapping[str, str]) -> int:
     """The maximum by Spark's option among ``settings``; below 1 it means no limit."""
     rows = int(settings.get(ROWS_OPTION, MOST_ROWS))
