@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from operator import or_
 from typing import Any
 
 import msgspec
@@ -403,8 +404,15 @@ def _join(
     schema = arrow_schema(node.columns)
     sides: list[Side] = []
     unmarked = [may_have_watermark(edges) for edges in inputs]
-    one_sided = any(map(has_watermark, inputs)) and not operators.capture.has_greatest_watermark
+    marked = [has_watermark(edges) for edges in inputs]
+    one_sided = any(marked) and not operators.capture.has_greatest_watermark
     late_columns = (None, None) if isinstance(node.late, msgspec.UnsetType) else node.late
+    if one_sided and late_columns != (None, None) and not all(map(or_, marked, unmarked)):
+        raise PlanError(
+            "join",
+            "only one of the streams has a watermark (withWatermark), and the other one is a union or comes from an "
+            "operator with state: call withWatermark on each stream of it, too",
+        )
     for typed, edges, late, free in zip(columns, inputs, late_columns, unmarked, strict=True):
         names = [column.name for column in typed]
         event_time = event_time_column(edges)
