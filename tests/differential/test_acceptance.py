@@ -55,15 +55,14 @@ def write(program: Program, directory: Path) -> None:
             os.utime(file, (1_700_000_000 + at,) * 2)
 
 
-def rows(program: Program, directory: Path) -> Counter[str]:
-    """What a query has written: all rows, in mode update the last one of each key, in mode complete the last batch."""
+def rows(program: Program, directory: Path) -> list[Counter[str]]:
+    """What a query has written: all rows, in mode update those of each batch that has some, in mode complete the last
+    batch."""
     files = sorted(directory.glob("[!.]*.parquet"))
+    batches = [Counter(str(shown(row)) for row in pq.read_table(file).to_pylist()) for file in files]
     if program.mode == "complete":
-        files = files[-1:]
-    found = [row for file in files for row in pq.read_table(file).to_pylist()]
-    if program.mode == "update":
-        found = list({str([row[key] for key in program.keys]): row for row in found}.values())
-    return Counter(str(shown(row)) for row in found)
+        return batches[-1:]
+    return list(filter(None, batches)) if program.mode == "update" else [sum(batches, Counter())]
 
 
 Outcome = tuple[str, Any]

@@ -108,6 +108,7 @@ def test_examples_of_each_tenth_function_give_what_the_page_says(spark: SparkSes
         ("output mode", "append mode"),
         pytest.param("action", r"must be executed with writeStream\.start", marks=pytest.mark.long),
         pytest.param("pattern", "GGGG", marks=pytest.mark.long),
+        pytest.param("partitions of a function", "partitionBy: foreach and foreachBatch", marks=pytest.mark.long),
         pytest.param("memory", "start the query from a client that is connected", marks=pytest.mark.long),
         ("legacy option", "spark.sql.legacy"),
         pytest.param("barrier", "barrier", marks=pytest.mark.long),

@@ -31,6 +31,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES
 from tests.support.patience import patient
+from tests.support.pipelines import connect_restarts
 from tests.unit.runtime.frontend.test_protobuf_functions import DESCRIPTORS, Order
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -304,6 +305,19 @@ def test_client_reads_the_memory_tables_of_its_queries_and_finds_the_rows_of_spa
     assert seen["rows"] == seen["wanted rows"]
     assert len(seen["rows"]) == 200
     assert [row[:2] for row in seen["totals"]] == [row[:2] for row in seen["wanted totals"]] != []
+
+
+@pytest.mark.row("ps.7")
+def test_query_that_is_started_again_in_its_checkpoint_location_continues_as_in_spark(
+    spark: SparkSession, port: int, tmp_path: Path
+) -> None:
+    """Behind a stop, a failure and another start, with any trigger; also views and options that change meanwhile."""
+    ended = client(port, TOKEN, str(tmp_path / "engine"), program="connect_restarts.py")
+    assert ended.returncode == 0, ended.stderr
+    wanted = connect_restarts.seen(spark.newSession(), tmp_path / "spark")
+    assert json.loads(ended.stdout) == wanted
+    assert wanted["ids"] == [True, False]
+    assert wanted["firsts again"] == [[0], [2], [4], [7], [9]]
 
 
 @pytest.mark.long

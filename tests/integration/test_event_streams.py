@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-import httpx
 import pytest
 
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.event_stream import RESET, START, EventFeed, StreamedEvent
+from ckpt_runtime.client.event_stream import START, StreamedEvent
 from ckpt_runtime.contract.checkpoints import CheckpointStatistics
 from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.testing.mini_cluster import MiniCluster
@@ -103,35 +101,6 @@ def test_a_stream_that_was_cut_continues_where_it_was(
         whole = [next(events) for _ in range(6)]
     assert cut == [event.id for event in whole]
     job.canceled()
-
-
-def test_event_stream_of_one_job_has_no_events_of_other_jobs(
-    client: CkptClient, cluster: MiniCluster, job: SequenceJob
-) -> None:
-    job.start(rate=500)
-    job.running()
-    with httpx.stream("GET", f"{cluster.rest_url}/v1/jobs/{job.job_id.upper()}/events", timeout=60) as response:
-        assert response.headers["content-type"].startswith("text/event-stream")
-        lines = response.iter_lines()
-        jobs: list[str] = []
-        while len(jobs) < 5:
-            line = next(lines)
-            if line.startswith("data:"):
-                jobs.append(json.loads(line.removeprefix("data:")).get("jobid", "the stream"))
-    assert jobs == ["the stream", *[job.job_id] * 4]
-    job.canceled()
-    assert httpx.get(f"{cluster.rest_url}/jobs/{'0' * 32}/events", timeout=60).status_code == 404
-    assert httpx.get(f"{cluster.rest_url}/events?job=nonsense", timeout=60).status_code == 400
-
-
-def test_client_that_reconnects_too_late_is_asked_to_read_everything_again(
-    cluster: MiniCluster, client: CkptClient
-) -> None:
-    events = client.stream_events(EventFeed(last_event_id="another-session-12"))
-    reset, start = next(events), next(events)
-    assert (reset.type, start.type) == (RESET, START)
-    assert reset.id == start.id
-    assert reset.session_id == start.data["session"]
 
 
 def test_changes_of_configuration_and_parallelism_are_events(

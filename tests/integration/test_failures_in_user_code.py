@@ -6,7 +6,6 @@ import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.support.jobs import SequenceJob, fast
-from tests.support.outputs import hidden, visible
 
 
 def test_exceptions_in_operators_restart_the_job_and_lose_nothing(job: SequenceJob) -> None:
@@ -20,20 +19,6 @@ def test_exceptions_in_operators_restart_the_job_and_lose_nothing(job: SequenceJ
     assert ["InjectedError" in entry.failure.exception for entry in history] == [True, False, True, True]
     assert "injected in map" in history[-1].failure.stack_trace
     assert history[-1].task_name is not None
-
-
-def test_job_without_restart_strategy_ends_with_the_cause(job: SequenceJob) -> None:
-    job.start(configuration=fast(restart_strategy__type="none"))
-    job.running()
-    job.has_output()
-    job.inject("processor-raise")
-    job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
-    result = job.cluster.of_job(job.job_id, lambda job: job.result())
-    assert result.failure is not None
-    assert "injected in processor" in result.failure.message
-    order = visible(job.out / "order")
-    assert (order.seen == order.n + 1).all()
-    assert [name for name in hidden(job.out) if name.endswith(".inprogress")] == []
 
 
 def test_exceptions_that_cannot_be_printed_restart_the_job_like_any_other(job: SequenceJob) -> None:
@@ -56,15 +41,6 @@ def test_an_exception_that_cannot_be_printed_ends_a_job_that_does_not_restart(jo
     job.start(configuration=fast(restart_strategy__type="none"))
     job.running()
     job.inject("processor-unprintable")
-    job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
-
-
-def test_a_used_up_restart_strategy_ends_the_job(job: SequenceJob) -> None:
-    job.start(configuration=fast(restart_strategy__fixed_delay__attempts="1"))
-    job.running()
-    job.inject("map-raise")
-    job.restarted(1)
-    job.inject("map-raise")
     job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
 
 

@@ -162,15 +162,6 @@ def test_savepoint_of_a_running_job_restores_after_its_checkpoints_are_deleted(
     assert not together.duplicated(["source", "n"]).any()
 
 
-def test_two_jobs_run_in_one_session(job: SequenceJob, tmp_path: Path) -> None:
-    other = SequenceJob(job.cluster, tmp_path / "other")
-    job.start(parallelism=1)
-    other.start(parallelism=2)
-    other.running()
-    job.stopped()
-    other.stopped()
-
-
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) != 2, reason="counts on two cores")
 def test_workers_of_two_jobs_have_a_core_each_and_three_share_both(job: SequenceJob, tmp_path: Path) -> None:
     def cores(of: SequenceJob) -> set[int]:

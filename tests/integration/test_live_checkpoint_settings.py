@@ -1,17 +1,14 @@
-"""Settings beyond interval and timeout, patched through REST by their wire names: the running job obeys at once."""
+"""The policy of alignment, patched through REST by the names of its fields: the running job obeys at once."""
 
 from __future__ import annotations
-
-import itertools
 
 import httpx
 import pytest
 
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointCounts
+from ckpt_runtime.contract.checkpoints import Checkpoint
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast
-from tests.support.patience import patient
 
 pytestmark = pytest.mark.row("571.8")
 
@@ -25,10 +22,6 @@ def patch(client: CkptClient, job_id: str, **fields: int | bool) -> dict[str, ob
     shown: dict[str, object] = httpx.get(f"{url}/config", timeout=60).json()
     assert shown == answer.json()
     return shown
-
-
-def counts(client: CkptClient, job_id: str) -> CheckpointCounts:
-    return client.checkpoint_statistics(job_id).counts
 
 
 def completed(client: CkptClient, job_id: str) -> list[Checkpoint]:
@@ -45,66 +38,6 @@ def last_completed(client: CkptClient, job_id: str) -> int:
 def last_triggered(client: CkptClient, job_id: str) -> int:
     """0 before the first one."""
     return max((checkpoint.id for checkpoint in client.checkpoint_statistics(job_id).history), default=0)
-
-
-def test_min_pause_between_checkpoints(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
-    """An hour's pause lets no checkpoint through; without it they come at their interval, with another they wait."""
-    job.start(configuration=fast(execution__checkpointing__interval="50ms", execution__checkpointing__min_pause="1h"))
-    job.running()
-    assert counts(client, job.job_id).total == 0
-    assert patch(client, job.job_id, minPauseBetweenCheckpoints=0)["min_pause"] == 0
-    cluster.wait_until(lambda: len(completed(client, job.job_id)) >= 3, "checkpoints without a pause")
-    assert patch(client, job.job_id, minPauseBetweenCheckpoints=400)["min_pause"] == 400
-    last = last_triggered(client, job.job_id)
-    cluster.wait_until(lambda: last_completed(client, job.job_id) >= last + 3, "checkpoints with a pause")
-    paused = [checkpoint for checkpoint in completed(client, job.job_id) if checkpoint.id >= last]
-    gaps = [later.triggered_at_ms - earlier.latest_ack_ms for earlier, later in itertools.pairwise(paused)]
-    assert min(gaps) >= 390, gaps
-    job.canceled()
-
-
-def test_max_concurrent_checkpoints(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
-    """While barriers cannot pass, as many checkpoints are pending as are allowed."""
-    job.start(rate=0, configuration=fast(execution__checkpointing__interval="50ms"))
-    job.running()
-    cluster.wait_until(lambda: len(completed(client, job.job_id)) >= 1, "a checkpoint")
-    (job.faults / "processor-held").touch()
-    known = counts(client, job.job_id).completed
-    cluster.wait_until(lambda: counts(client, job.job_id).in_progress == 1, "a checkpoint that waits")
-    assert patch(client, job.job_id, maxConcurrentCheckpoints=3)["max_concurrent"] == 3
-    cluster.wait_until(lambda: counts(client, job.job_id).in_progress == 3, "three checkpoints that wait")
-    assert patch(client, job.job_id, maxConcurrentCheckpoints=1)["max_concurrent"] == 1
-    newest = last_triggered(client, job.job_id)
-    (job.faults / "processor-held").unlink()
-    cluster.wait_until(lambda: last_completed(client, job.job_id) >= newest + 3, "later checkpoints")
-    alone = [checkpoint for checkpoint in completed(client, job.job_id) if checkpoint.id > newest]
-    for earlier, later in itertools.pairwise(alone):
-        assert later.triggered_at_ms >= earlier.latest_ack_ms
-    assert counts(client, job.job_id).completed > known
-    job.canceled()
-
-
-def test_tolerable_checkpoint_failure_number(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
-    """Any number of failures is tolerated, until none is."""
-    job.start(
-        rate=0,
-        configuration=fast(
-            execution__checkpointing__interval="50ms",
-            execution__checkpointing__timeout="50ms",
-            execution__checkpointing__tolerable_failed_checkpoints="1000000",
-            restart_strategy__type="none",
-        ),
-    )
-    job.running()
-    (job.faults / "processor-held").touch()
-    before = counts(client, job.job_id).failed
-    cluster.wait_until(lambda: counts(client, job.job_id).failed >= before + 3, "failed checkpoints")
-    assert client.job_status(job.job_id) == "RUNNING"
-    assert patch(client, job.job_id, tolerableCheckpointFailureNumber=0)["tolerable_failed_checkpoints"] == 0
-    cluster.wait_until(lambda: client.job_status(job.job_id) != "RUNNING", "the job to fail")
-    (job.faults / "processor-held").unlink()
-    client.wait_for_state(job.job_id, ["FAILED"], timeout_s=patient(180))
-    assert "tolerable failure threshold" in cluster.failure(job.job_id)
 
 
 @pytest.mark.row("76.8")

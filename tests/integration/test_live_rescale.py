@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
-from ckpt_runtime.cli.main import app
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import BadRequest, Conflict
 from ckpt_runtime.jobmaster.slots import SlotEnded
@@ -61,20 +59,6 @@ def test_up_and_down_under_load(
     assert client.job_exceptions(job.job_id, 5).entries == ()
     job.stopped()
     cluster.wait_until(lambda: held_slots(cluster) == 0, "its slots to be free")
-
-
-def test_rescale_command_changes_one_vertex(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
-    job.start(parallelism=2)
-    job.running()
-    names = {vertex.id: vertex.name for vertex in client.job_details(job.job_id).vertices}
-    counts = next(name for name in names.values() if name.startswith("counts"))
-    command = ["--url", cluster.rest_url, "rescale", job.job_id, "-p", "1", "-p", f"{counts}=3"]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    job.running()
-    found = {vertex.name: vertex.parallelism for vertex in client.job_details(job.job_id).vertices}
-    assert found == {name: 3 if name == counts else 1 for name in names.values()}
-    job.stopped()
 
 
 def test_declared_bounds_are_kept_and_shown(client: CkptClient, job: SequenceJob) -> None:

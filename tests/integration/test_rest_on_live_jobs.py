@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import pytest
@@ -53,19 +52,6 @@ def test_a_patched_interval_holds_at_once(client: CkptClient, live: SequenceJob)
     after = _completed(client, live.job_id)
     assert client.reset_checkpoint_config(live.job_id).overrides == ()
     assert _completed(client, live.job_id) == after
-
-
-def test_a_job_that_makes_its_checkpoints_is_healthy(
-    client: CkptClient, cluster: MiniCluster, job: SequenceJob
-) -> None:
-    job.start(rate=100)
-    job.running()
-    cluster.wait_for_checkpoints(job.job_id, 1)
-    cluster.wait_until(lambda: client.job_health(job.job_id).verdict == "HEALTHY", "a job that is well")
-    health = client.job_health(job.job_id)
-    assert (health.state, health.restarts, health.checkpoints.success_rate) == ("RUNNING", 0, 1.0)
-    assert health.checkpoints.last_completed_age_ms is not None
-    job.canceled()
 
 
 def test_a_job_whose_sink_commits_with_checkpoints_is_warned_of_until_it_takes_checkpoints(
@@ -287,19 +273,6 @@ def test_bad_requests_change_nothing(client: CkptClient, live: SequenceJob) -> N
     assert client.checkpoint_config(live.job_id) == before
     assert client.job_status(live.job_id) == "RUNNING"
     live.cluster.wait_until(lambda: client.checkpoint_statistics(live.job_id).counts.in_progress == 0, "no checkpoint")
-
-
-def test_savepoint_into_an_unusable_directory_fails_without_failing_the_job(
-    client: CkptClient, live: SequenceJob, tmp_path: Path
-) -> None:
-    blocked = tmp_path / "file"
-    blocked.touch()
-    trigger = client.trigger_savepoint(live.job_id, str(blocked))
-    live.cluster.wait_until(lambda: client.operation_status("savepoint", trigger, live.job_id).done, "the failure")
-    failure = client.operation_status("savepoint", trigger, live.job_id).failure
-    assert failure is not None
-    assert str(blocked) in failure.stack_trace
-    assert client.job_status(live.job_id) == "RUNNING"
 
 
 @pytest.mark.row("571.1")

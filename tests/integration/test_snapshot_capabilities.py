@@ -84,14 +84,6 @@ def other(backend: str) -> str:
     return found
 
 
-def test_checkpoints_on_rocksdb_are_increments(snapshot: Take) -> None:
-    metadata = open_snapshot(str(snapshot("aligned", "rocksdb").path)).metadata
-    shared = {
-        resolve(file.path).name for state in metadata.states.values() for file in state.files() if ":" in file.path
-    }
-    assert any(not name.startswith(f"chk-{metadata.id}-") for name in shared)
-
-
 @pytest.mark.row("203.5")
 @pytest.mark.parametrize("backend", ["hashmap", pytest.param("rocksdb", marks=pytest.mark.long)])
 def test_state_backend_change_from_a_canonical_savepoint(snapshot: Take, backend: str, tmp_path: Path) -> None:

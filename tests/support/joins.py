@@ -213,7 +213,7 @@ class Expected:
             time = self._time(side, row)
             if time is not None and time <= self._watermark:
                 self.late += 1
-            else:
+            elif self._can_match(side, row):
                 self._compare(side, row)
             self._arrivals += 1
 
@@ -249,22 +249,20 @@ class Expected:
         return len(left), sum(not self._ended(RIGHT, row) for _, row in self._rows[RIGHT])
 
     def _matches(self, left: Row, right: Row) -> bool:
-        key = self._key(LEFT, left)
-        if None in key or key != self._key(RIGHT, right):
+        if self._key(LEFT, left) != self._key(RIGHT, right):
             return False
         if self.spec.within_ms is None:
             return True
         left_time, right_time = self._time(LEFT, left), self._time(RIGHT, right)
-        if left_time is None or right_time is None:
-            return False
+        assert left_time is not None
+        assert right_time is not None
         return self.spec.within_ms[0] <= right_time - left_time <= self.spec.within_ms[1]
 
     def _can_match(self, side: int, row: Row) -> bool:
-        return None not in self._key(side, row) and (self.spec.within_ms is None or self._time(side, row) is not None)
+        keyed = None not in self._key(side, row) or self.spec.how in ("full_outer", ("left_outer", "right_outer")[side])
+        return keyed and (self.spec.within_ms is None or self._time(side, row) is not None)
 
     def _ended(self, side: int, row: Row) -> bool:
-        if not self._can_match(side, row):
-            return True
         if self.spec.within_ms is None:
             return False
         time = self._time(side, row)

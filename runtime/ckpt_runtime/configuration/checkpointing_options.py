@@ -203,7 +203,8 @@ class CheckpointingOptions:
         "Directory (path or URL) in which the runs of one program continue each other: a job writes its checkpoints "
         "there instead of in `execution.checkpointing.dir`, keeps the last one however it ends, and, unless a snapshot "
         "is given, starts from the newest one that it finds there, with CLAIM. A program whose triggers are all "
-        "availableNow or once sets it to the first `checkpointLocation` of its queries. It needs "
+        "availableNow or once sets it to the first `checkpointLocation` of its queries, and a query of a client of "
+        "Spark Connect to its own. It needs "
         "`execution.checkpointing.checkpoints-after-tasks-finish` false, and refuses `execution.stop-after`; that of "
         "the session has no effect on it.",
         changeability=Changeability.NEVER,

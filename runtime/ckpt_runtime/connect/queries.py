@@ -1,8 +1,9 @@
 """Streaming queries of Spark Connect clients: starts them as jobs, and answers requests about them.
 
-A query's id is its job's id, and both are the id of the operation that started it, so that a repeated request does not
-start a second job. Its program is stored like any other: it consists of the client's commands that describe the query,
-and a small module that sends them to the planning session; or, if the client is a script and the query calls Python
+The id of a query's run is its job's id, and both are the id of the operation that started it, so that a repeated
+request does not start a second job. A query with a ``checkpointLocation`` continues there, and its id is that of its
+first run. Its program is stored like any other: it consists of the client's commands that describe the query, and a
+small module that sends them to the planning session; or, if the client is a script and the query calls Python
 functions, of the script and what it has read before.
 """
 
@@ -24,14 +25,16 @@ from google.protobuf.json_format import MessageToDict
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import ConnectOptions, QueryStop
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.pipeline_options import PipelineOptions, RestartStrategyOptions
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions, RestartStrategyOptions
 from ckpt_runtime.failure_report import failure_reason
 from ckpt_runtime.frontend.recorded_script import ENTRY, FILE_NAME, PROGRAM, Answer, RecordedScript
+from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_values import (
     AfterSavepoint,
     ExecutionResult,
     JobTerminated,
+    LineagePlace,
     OperationKind,
     RunRequest,
     SavepointRequest,
@@ -103,20 +106,32 @@ def _archive(files: Mapping[str, bytes]) -> bytes:
     return archive.getvalue()
 
 
-class QueryFailedError(Exception):
-    """A query failed; the message is the first line of the failure."""
-
-
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A started query."""
+    """A run of a query. Its ``id`` is that of its first run, its ``location`` where the next one continues."""
 
     job_id: str
     name: str
+    id: str
+    location: str | None
 
     @property
-    def id(self) -> str:
+    def run_id(self) -> str:
         return str(uuid.UUID(self.job_id))
+
+
+class QueryFailedError(Exception):
+    """A query has failed. The message is Spark's, ``reason`` the first line of the failure."""
+
+    def __init__(self, query: Query, reason: str) -> None:
+        super().__init__(
+            f"[STREAM_FAILED] Query [id = {query.id}, runId = {query.run_id}] terminated with exception: {reason}"
+        )
+        self.reason = reason
+
+
+class QueryNotStoppedError(Exception):
+    """A query could not be stopped with a savepoint and continues to run."""
 
 
 class Queries:
@@ -126,14 +141,20 @@ class Queries:
         self._dispatcher = dispatcher
         self._configuration = configuration
 
-    async def start(self, operation_id: str, start: Any, program: Program, own: Mapping[str, str]) -> Query:
-        """Submits the job of a query. ``start`` is the message that starts it, ``own`` has options of the engine.
+    async def start(
+        self, operation_id: str, start: Any, program: Program, location: str | None, own: Mapping[str, str]
+    ) -> Query:
+        """Submits the job of a query, which continues in its ``location``.
 
-        Raises what :meth:`Dispatcher.run_pipeline` raises; then there is no job.
+        ``start`` is the message that starts it, and ``own`` has options of the engine. Raises what
+        :meth:`Dispatcher.run_pipeline` raises; then there is no job.
         """
         job_id, name = uuid.UUID(operation_id).hex, start.query_name
         stored = await self._dispatcher.store_pipeline(f"{name or _MODULE}.zip", _once(program.archive))
         configuration = {PipelineOptions.NAME.key: name or f"query-{job_id[:8]}", **own}
+        if location is not None and ExecutionOptions.STOP_AFTER.key not in own:
+            configuration.setdefault(CheckpointingOptions.CONTINUE_IN.key, location)
+            configuration.setdefault(CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH.key, "false")
         options = Configuration.merge(self._configuration, Configuration(dict(own)))
         if start.WhichOneof("trigger") is None and options.get(CheckpointingOptions.INTERVAL) is None:
             configuration[CheckpointingOptions.INTERVAL.key] = _DEFAULT_INTERVAL
@@ -142,7 +163,20 @@ class Queries:
         await self._dispatcher.run_pipeline(
             RunRequest(stored.id, program.entry, configuration=configuration, job_id=job_id)
         )
-        return Query(job_id, name)
+        place = self._dispatcher.jobs[job_id].overview().lineage or LineagePlace(job_id)
+        return Query(job_id, name, place.query_id, location)
+
+    async def check_recovers(self, start: Any, location: str) -> None:
+        """Raises PlanError, as Spark does, for a query to ``memory`` whose table would lack the rows of earlier runs.
+
+        ``start`` is Spark's request.
+        """
+        complete = start.output_mode.lower() == "complete"
+        if not complete and await self._dispatcher.newest_checkpoint(location) is not None:
+            raise PlanError(
+                "option 'checkpointLocation'",
+                f"This query does not support recovering from checkpoint location. Delete {location} to start over.",
+            )
 
     async def script(self, program_id: str) -> bytes:
         """Returns the zip of a stored program. Raises PipelineNotFound."""
@@ -177,10 +211,9 @@ class Queries:
                 while True:
                     changed.clear()
                     for query in queries:
-                        result = await self.result(query)
-                        if result.status is JobStatus.FAILED:
-                            raise QueryFailedError(failure_reason(result.failure) or "the query failed")
-                        if result.status is not None:
+                        if (failure := await self.failure(query)) is not None:
+                            raise failure
+                        if not await self.is_active(query):
                             return True
                     await changed.wait()
         except TimeoutError:
@@ -209,10 +242,13 @@ class Queries:
     async def stop(self, query: Query) -> None:
         """Ends a query, with a savepoint if the session is configured so, and waits for its end.
 
-        Raises QueryFailedError if the savepoint failed; the query then continues to run.
+        A query that continues in its location needs none: its last checkpoint stays.
+
+        Raises QueryNotStoppedError if the savepoint failed; the query then continues to run.
         """
         try:
-            if self._configuration.get(ConnectOptions.STOP) is QueryStop.SAVEPOINT:
+            continues = self._dispatcher.jobs[query.job_id].configuration.get(CheckpointingOptions.CONTINUE_IN)
+            if continues is None and self._configuration.get(ConnectOptions.STOP) is QueryStop.SAVEPOINT:
                 await self._stop_with_savepoint(query)
             else:
                 await self._dispatcher.cancel_job(query.job_id)
@@ -227,7 +263,7 @@ class Queries:
         directory = self._dispatcher.jobs[query.job_id].configuration.get(CheckpointingOptions.SAVEPOINT_DIRECTORY)
         if directory is None:
             option = CheckpointingOptions.SAVEPOINT_DIRECTORY.key
-            raise QueryFailedError(
+            raise QueryNotStoppedError(
                 f"there is no directory for the savepoint, and the query keeps running: set {option}"
             )
         log = await self._dispatcher.event_log()
@@ -240,7 +276,7 @@ class Queries:
                 changed.clear()
                 status = await self._dispatcher.operation_status(OperationKind.SAVEPOINT, trigger, query.job_id)
                 if status.failure is not None:
-                    raise QueryFailedError(
+                    raise QueryNotStoppedError(
                         f"the savepoint failed, and the query keeps running: {status.failure.message}"
                     )
                 if status.completed:
@@ -249,10 +285,12 @@ class Queries:
         finally:
             stop_listening()
 
-    async def failure(self, query: Query) -> str:
-        """Returns the failure that ended the query, or an empty text."""
+    async def failure(self, query: Query) -> QueryFailedError | None:
+        """Returns the failure that ended the query; None if it has not failed."""
         result = await self.result(query)
-        return (failure_reason(result.failure) or "the query failed") if result.status is JobStatus.FAILED else ""
+        if result.status is not JobStatus.FAILED:
+            return None
+        return QueryFailedError(query, failure_reason(result.failure) or "the query failed")
 
     async def progress(self, query: Query) -> list[str]:
         """Returns the reports of progress, oldest first, in Spark's JSON form: one for each completed checkpoint."""

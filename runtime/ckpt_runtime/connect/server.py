@@ -31,10 +31,18 @@ from pyspark.sql.types import LongType
 from ckpt_runtime.configuration.cluster_options import ConnectOptions, SecurityOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import ConfigurationError
-from ckpt_runtime.connect.queries import Queries, Query, QueryFailedError, program_of_commands, program_of_script
-from ckpt_runtime.connect.sessions import ClientSession, ClientSessions, Failure, ListenerBus, started_event
+from ckpt_runtime.connect.queries import (
+    Queries,
+    Query,
+    QueryFailedError,
+    QueryNotStoppedError,
+    program_of_commands,
+    program_of_script,
+)
+from ckpt_runtime.connect.sessions import CONDITION, ClientSession, ClientSessions, Failure, ListenerBus, started_event
 from ckpt_runtime.frontend.batch_writers import MEMORY_BATCH, MEMORY_VIEW
-from ckpt_runtime.frontend.connect_service import STREAM_ACTION, check_name
+from ckpt_runtime.frontend.connect_service import SETTING, STATEMENT, STREAM_ACTION, check_name
+from ckpt_runtime.frontend.mapping import location_of
 from ckpt_runtime.frontend.recorded_script import (
     ABOUT_QUERIES,
     LISTENERS,
@@ -73,12 +81,13 @@ _OPTIONS = [("grpc.max_receive_message_length", _GREATEST_MESSAGE), ("grpc.max_s
 _GRACE_S = 2.0
 _REFUSALS = (PlanError, ConfigurationError, GatewayError)
 """Errors that a client's request causes, with a message for its author."""
-_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)\] ")
 _NO_CODE = (
     "a plan from a client contains {code}, which is serialized code; the engine takes functions only from programs: "
     "submit the program with `ckpt run`, or run a script with `ckpt run --client`"
 )
 
+_CREATES_VIEW = re.compile(r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?(?:LOCAL\s+)?TEMP(?:ORARY)?\s+VIEW\s", re.IGNORECASE)
+_DROPS_VIEW = re.compile(r"\s*DROP\s+VIEW\s+(?:IF\s+EXISTS\s+)?(?:(\w+)|`([^`]+)`)\s*;?\s*", re.IGNORECASE)
 _COMPRESSION = "spark.connect.session.planCompression.threshold"
 """Spark's option: the size in bytes above which a client compresses a plan; negative for never."""
 
@@ -241,7 +250,6 @@ class ConnectServer:
         otherwise."""
         session = self._sessions.of(request, call)
         request.operation_id = request.operation_id or str(uuid.uuid4())
-        session.configure_by_sql(request.plan.command.sql_command.input.sql.query)
         responses = self._responses(session, request, call)
         if session.script.program and is_recorded(request, session.stream_views):
             responses = self._recorded(session, request, request.operation_id, responses)
@@ -277,13 +285,11 @@ class ConnectServer:
 
     async def _responses(self, session: ClientSession, request: Any, call: Call) -> AsyncIterator[Any]:
         kind = kind_of(request)
-        queries = kind in ABOUT_QUERIES
-        if not queries and kind != START and not reads_stream(request, session.stream_views):
-            await session.keep(request)
+        if not await self._concerns_streams(session, kind, request, call):
             async for response in self.pass_on_stream("ExecutePlan", request.SerializeToString(), call):
                 yield response
             return
-        if not queries:
+        if kind not in ABOUT_QUERIES:
             self._check_code(session, request)
         session.operations.add(request.operation_id)
         spark_session = await self._spark_session(request, call)
@@ -299,6 +305,32 @@ class ConnectServer:
                 yield response
             yield last
             return
+        await self._answer(session, kind, request, call, response)
+        yield response
+        yield last
+
+    async def _concerns_streams(self, session: ClientSession, kind: str, request: Any, call: Call) -> bool:
+        """Returns whether the engine answers a request to execute a plan.
+
+        The session follows what Spark is asked to change: options, and views that take or lose the name of a stream's.
+        """
+        if kind in ABOUT_QUERIES or kind == START:
+            return True
+        if (dropped := _dropped_view(request.plan)) and session.forget_view(dropped):
+            # Spark then answers the request as it does for a view of its own, which is dropped with it.
+            await self._run_in_spark(request, call, _view_command(dropped, "SELECT 1"))
+        statement = request.plan.command.sql_command.input.sql.query
+        if setting := SETTING.fullmatch(statement):
+            session.configure(setting[1], setting[2].strip())
+        if STATEMENT.match(statement) and not _CREATES_VIEW.match(statement):
+            return False
+        if reads_stream(request, session.stream_views):
+            return True
+        await session.keep(request)
+        return False
+
+    async def _answer(self, session: ClientSession, kind: str, request: Any, call: Call, response: Any) -> None:
+        """Fills the response to a request about streams or queries. Raises PlanError for one that has no answer."""
         match kind:
             case "write_stream_operation_start":
                 await self._start(session, request, call, response.write_stream_operation_start_result)
@@ -308,18 +340,18 @@ class ConnectServer:
             case "streaming_query_manager_command":
                 manager = request.plan.command.streaming_query_manager_command
                 await self._manager(session, manager, response.streaming_query_manager_command_result)
+            case "sql_command" if _CREATES_VIEW.match(request.plan.command.sql_command.input.sql.query):
+                await session.add_view(request)
+                response.sql_command_result.relation.local_relation.SetInParent()
             case "sql_command":
                 response.sql_command_result.relation.CopyFrom(request.plan.command.sql_command.input)
             case "create_dataframe_view":
-                session.number_functions(request)
                 await session.add_view(request)
             case "":
                 raise PlanError("query", STREAM_ACTION)
             case _:
                 message = f"{kind} needs a batch; the result of a stream is written by a query that writeStream starts"
                 raise PlanError("query", message)
-        yield response
-        yield last
 
     async def _listener_bus(self, session: ClientSession, command: Any) -> AsyncIterator[Any]:
         """Yields the events of the session's queries until the client removes its last listener."""
@@ -339,24 +371,35 @@ class ConnectServer:
 
     async def _start(self, session: ClientSession, request: Any, call: Call, result: Any) -> None:
         start = request.plan.command.write_stream_operation_start
-        again = str(uuid.UUID(request.operation_id))  # the id of the query that an earlier try may have started
+        again = str(uuid.UUID(request.operation_id))  # the id of the run that an earlier try may have started
+        location = location_of(start, session.settings)
         async with session.starting:
-            others = [query for query in session.queries.values() if query.id != again]
-            check_name(start.query_name, [query.name for query in others if await self._queries.is_active(query)])
+            others = [query for query in session.queries.values() if query.run_id != again]
+            active = [query for query in others if await self._queries.is_active(query)]
+            check_name(start.query_name, [query.name for query in active])
+            for query in active:
+                if location is not None and query.location == location:
+                    await self._queries.stop(query)  # as in Spark, the new run replaces this one
             options: dict[str, str] = {}
             if start.format.lower() == "memory":
+                if location is not None and again not in session.queries:
+                    await self._queries.check_recovers(start, location)
                 options = {MEMORY_VIEW: await self._make_table(session, request, call)}
-            if session.defines_functions or any(map(code_in, (request, *session.views.values()))):
+            commands = session.commands_of(request.plan.command)
+            for command in commands:
+                self._check_code(session, command)
+            if session.defines_functions or any(map(code_in, commands)):
                 answers = session.recording.before(request.operation_id)
                 script = await self._queries.script(session.script.program)
                 program = program_of_script(script, session.script.arguments, answers, options)
             else:
-                program = program_of_commands([*session.views.values(), request.plan.command], session.settings)
-            query = await self._queries.start(request.operation_id, start, program, session.options.effective.to_dict())
-            session.queries[query.id] = query
-            session.starts[query.id] = start
+                program = program_of_commands(commands, session.settings)
+            own = session.options.effective.to_dict()
+            query = await self._queries.start(request.operation_id, start, program, location, own)
+            session.queries[query.run_id] = query
+            session.starts[query.run_id] = start
         result.query_started_event_json = started_event(query)
-        result.query_id.id = result.query_id.run_id = query.id
+        result.query_id.id, result.query_id.run_id = query.id, query.run_id
         result.name = query.name
 
     async def _make_table(self, session: ClientSession, request: Any, call: Call) -> str:
@@ -377,25 +420,26 @@ class ConnectServer:
         empty.create_dataframe_view.name = view
         empty.create_dataframe_view.is_global = empty.create_dataframe_view.replace = True
         empty.create_dataframe_view.input.local_relation.schema = kind.add(MEMORY_BATCH, LongType()).json()
-        named = Command()
-        names = ", ".join(f"`{name.replace('`', '``')}`" for name in kind.names if name != MEMORY_BATCH)
-        table = start.query_name.replace("`", "``")
-        named.sql_command.input.sql.query = (
-            f"CREATE OR REPLACE TEMPORARY VIEW `{table}` AS SELECT {names} FROM global_temp.{view}"
-        )
+        names = ", ".join(_quoted(name) for name in kind.names if name != MEMORY_BATCH)
+        named = _view_command(start.query_name, f"SELECT {names} FROM global_temp.{view}")
+        session.forget_view(start.query_name)
         for command in (empty, named):
-            execution = messages.ExecutePlanRequest(session_id=request.session_id, operation_id=str(uuid.uuid4()))
-            execution.user_context.CopyFrom(request.user_context)
-            execution.plan.command.CopyFrom(command)
-            async for _ in self.pass_on_stream("ExecutePlan", execution.SerializeToString(), call):
-                pass
+            await self._run_in_spark(request, call, command)
         return view
+
+    async def _run_in_spark(self, request: Any, call: Call, command: Any) -> None:
+        """Runs a command in the Spark session of a request's client."""
+        execution = messages.ExecutePlanRequest(session_id=request.session_id, operation_id=str(uuid.uuid4()))
+        execution.user_context.CopyFrom(request.user_context)
+        execution.plan.command.CopyFrom(command)
+        async for _ in self.pass_on_stream("ExecutePlan", execution.SerializeToString(), call):
+            pass
 
     async def _query(self, session: ClientSession, command: Any, result: Any) -> None:
         """Answers requests about one query."""
-        query = session.queries.get(command.query_id.id)
+        query = session.queries.get(command.query_id.run_id)
         if query is None:
-            raise PlanError("query", f"this session has started no query {command.query_id.id}")
+            raise PlanError("query", f"this session has started no run {command.query_id.run_id} of a query")
         result.query_id.CopyFrom(command.query_id)
         queries = self._queries
         match command.WhichOneof("command"):
@@ -409,7 +453,7 @@ class ConnectServer:
             case "stop":
                 await queries.stop(query)
             case "exception":
-                if failure := await queries.failure(query):
+                if (failure := await queries.failure(query)) is not None:
                     # PySpark shows what follows the first colon.
                     result.exception.exception_message = f"StreamingQueryException: {failure}"
             case "await_termination":
@@ -417,7 +461,7 @@ class ConnectServer:
             case "process_all_available":
                 await queries.process_all(query)
             case "explain":
-                start = session.starts[query.id]
+                start = session.starts[query.run_id]
                 result.explain.result = await session.explained(start, extended=command.explain.extended)
             case other:
                 raise PlanError("query", f"{other} is not supported")
@@ -431,9 +475,9 @@ class ConnectServer:
                 active = [query for query in session.queries.values() if await queries.is_active(query)]
                 result.active.active_queries.extend([_instance(query) for query in active])
             case "get_query":
-                query = session.queries.get(command.get_query)
-                if query is not None and await queries.is_active(query):
-                    result.query.CopyFrom(_instance(query))
+                for query in session.queries.values():
+                    if query.id == command.get_query and await queries.is_active(query):
+                        result.query.CopyFrom(_instance(query))
             case "await_any_termination":
                 seconds = _seconds(command.await_any_termination)
                 every = [query for key, query in session.queries.items() if key not in session.reset]
@@ -442,6 +486,25 @@ class ConnectServer:
                 session.reset |= {key for key, query in session.queries.items() if not await queries.is_active(query)}
             case other:
                 raise PlanError("streams", f"{other} is not supported; the event stream of the REST API has all events")
+
+
+def _dropped_view(plan: Any) -> str:
+    """Returns the name of the temporary view that a plan drops, or an empty text."""
+    if plan.root.catalog.HasField("drop_temp_view"):
+        return str(plan.root.catalog.drop_temp_view.view_name)
+    dropped = _DROPS_VIEW.fullmatch(plan.command.sql_command.input.sql.query)
+    return (dropped[1] or dropped[2]) if dropped else ""
+
+
+def _view_command(name: str, query: str) -> Command:
+    """Returns the command that makes a temporary view in Spark."""
+    command = Command()
+    command.sql_command.input.sql.query = f"CREATE OR REPLACE TEMPORARY VIEW {_quoted(name)} AS {query}"
+    return command
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
 
 
 def _without_compression(answer: bytes) -> Any:
@@ -461,7 +524,7 @@ def _instance(query: Query) -> Any:
     from pyspark.sql.connect.proto import StreamingQueryManagerCommandResult
 
     instance = StreamingQueryManagerCommandResult.StreamingQueryInstance(name=query.name)
-    instance.id.id = instance.id.run_id = query.id
+    instance.id.id, instance.id.run_id = query.id, query.run_id
     return instance
 
 
@@ -552,7 +615,7 @@ def failure_of(error: Exception) -> Failure:
     """Returns an error as PySpark's client reads it."""
     if isinstance(error, grpc.aio.AioRpcError):  # Spark's own error, with its further details
         return Failure(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
-    if isinstance(error, QueryFailedError):
+    if isinstance(error, QueryFailedError | QueryNotStoppedError):
         return _failure("org.apache.spark.sql.streaming.StreamingQueryException", str(error))
     if isinstance(error, IllegalArgumentException):
         return _failure("java.lang.IllegalArgumentException", str(error))
@@ -564,10 +627,10 @@ def failure_of(error: Exception) -> Failure:
 def _failure(kind: str, message: str) -> Failure:
     """Returns the error that PySpark turns into its own exception for Java's class ``kind``.
 
-    An AnalysisException has Spark's condition that the message names, such as ``PATH_NOT_FOUND``.
+    It has Spark's condition that the message names, such as ``PATH_NOT_FOUND``.
     """
     metadata = {"classes": json.dumps([kind])}
-    if kind.endswith(".AnalysisException") and (condition := _CONDITION.search(message)):
+    if condition := CONDITION.search(message):
         metadata["errorClass"] = condition[1]
     info = ErrorInfo(reason=kind, metadata=metadata)
     detail = AnyMessage()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -17,15 +18,15 @@ from itertools import takewhile
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from pyspark.sql.connect.proto import StreamingQueryEventType
+from pyspark.sql.connect.proto import Command, StreamingQueryEventType
 
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.connect.queries import Queries, Query
 from ckpt_runtime.connect.script import SCRIPT_KEY, SubmittedScript
-from ckpt_runtime.frontend.analysis import ANALYZER
+from ckpt_runtime.frontend.analysis import ANALYZER, views_read
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery
-from ckpt_runtime.frontend.connect_service import SETTING, Service
+from ckpt_runtime.frontend.connect_service import Service
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions
 from ckpt_runtime.frontend.mapping import spark_columns
@@ -67,7 +68,7 @@ class _Watched:
         if report["numInputRows"] or moved:
             event = Event(StreamingQueryEventType.QUERY_PROGRESS_EVENT, json.dumps({"progress": report}))
         elif now_ms - self._posted_at_ms >= _IDLE_MS:
-            idle = {"id": self.query.id, "runId": self.query.id, "timestamp": report["timestamp"]}
+            idle = {"id": self.query.id, "runId": self.query.run_id, "timestamp": report["timestamp"]}
             event = Event(StreamingQueryEventType.QUERY_IDLE_EVENT, json.dumps(idle))
         else:
             return None
@@ -83,16 +84,16 @@ class ListenerBus:
         self._started = started
         self._changed = asyncio.Event()
         self._removed = False
-        self._watched = {id_: _Watched(query) for id_, query in started.items()}
+        self._watched = {run_id: _Watched(query) for run_id, query in started.items()}
         self._ended: set[str] = set()
 
     async def skip_earlier(self) -> None:
         """Leaves out queries that have ended, and progress that was made, before the client had a listener."""
-        for id_, watched in self._watched.items():
+        for run_id, watched in self._watched.items():
             for text in await self._queries.progress(watched.query):
                 watched.seen = json.loads(text)["batchId"]
             if not await self._queries.is_active(watched.query):
-                self._ended.add(id_)
+                self._ended.add(run_id)
 
     def remove(self) -> None:
         """Ends the stream after the events that have happened."""
@@ -117,15 +118,18 @@ class ListenerBus:
             stop_listening()
 
     async def _new(self, query: Query) -> Sequence[Event]:
-        if query.id in self._ended:
+        if query.run_id in self._ended:
             return ()
-        watched = self._watched.setdefault(query.id, _Watched(query))
+        watched = self._watched.setdefault(query.run_id, _Watched(query))
         result = await self._queries.result(query)
         events = [event for text in await self._queries.progress(query) if (event := watched.of_report(text))]
         if result.status is not None:
-            self._ended.add(query.id)
-            failure = await self._queries.failure(query) or None
-            end = {"id": query.id, "runId": query.id, "exception": failure, "errorClassOnException": None}
+            self._ended.add(query.run_id)
+            failure = await self._queries.failure(query)
+            reason = None if failure is None else failure.reason
+            condition = CONDITION.search(reason or "")
+            ids = {"id": query.id, "runId": query.run_id}
+            end = {**ids, "exception": reason, "errorClassOnException": condition and condition[1]}
             events.append(Event(StreamingQueryEventType.QUERY_TERMINATED_EVENT, json.dumps(end)))
         return events
 
@@ -133,7 +137,7 @@ class ListenerBus:
 def started_event(query: Query) -> str:
     """Returns the event of a query's start, from which PySpark's client calls ``onQueryStarted``."""
     now = spark_time(round(datetime.now(UTC).timestamp() * 1000))
-    ids: dict[str, Any] = {"id": query.id, "runId": query.id}
+    ids: dict[str, Any] = {"id": query.id, "runId": query.run_id}
     return json.dumps({**ids, "name": query.name or None, "timestamp": now, "jobTags": []})
 
 
@@ -208,6 +212,9 @@ class Recording:
 
 T = TypeVar("T")
 
+CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)\] ")
+"""Spark's condition in a message, such as ``[PATH_NOT_FOUND]``."""
+
 MOST_SESSIONS = 200
 """Maximum number of sessions. Beyond it the least recently used one is dropped; its jobs continue to run."""
 
@@ -218,10 +225,11 @@ class ClientSession:
     Options of ``script`` override those which the client sets; its program may have Python functions, and what it reads
     is recorded for other runs of it, see :mod:`ckpt_runtime.frontend.recorded_script`.
 
-    ``views`` holds the commands that made views, by the views' names, ``starts`` those that started queries,
-    by the queries' ids, and ``operations`` the ids of the operations that are answered here and that the client has not
-    released. ``listeners`` is the stream of events while the client has listeners. ``reset`` has the ids of the ended
-    queries for which ``awaitAnyTermination`` does not return any more. ``starting`` is held while a query is started.
+    ``views`` holds the commands that made views, by the views' names, ``queries`` the runs of queries that
+    the client has started and ``starts`` the commands that started them, by the ids of the runs, and ``operations`` the
+    ids of the operations that are answered here and that the client has not released. ``listeners`` is the stream of
+    events while the client has listeners. ``reset`` has the ids of the ended runs for which ``awaitAnyTermination``
+    does not return any more. ``starting`` is held while a query is started.
     """
 
     def __init__(self, script: SubmittedScript) -> None:
@@ -255,11 +263,6 @@ class ClientSession:
         if key.startswith("spark."):
             self.settings[key] = value
 
-    def configure_by_sql(self, statement: str) -> None:
-        """Sets an option if the statement does so. Raises as :meth:`configure`."""
-        if setting := SETTING.fullmatch(statement):
-            self.configure(setting[1], setting[2].strip())
-
     def unset(self, key: str) -> None:
         """Removes an option of Spark. Raises PlanError for one of the engine."""
         self._service.unset(key)
@@ -270,6 +273,16 @@ class ClientSession:
         for name, part in parts(request):
             if name == "python_udf" and self.script.program:
                 part.command = str(self._functions.setdefault(part.command, len(self._functions))).encode()
+
+    @property
+    def defines_functions(self) -> bool:
+        """Whether its script has given names to Python functions, which SQL may call."""
+        return bool(self._capture.registered)
+
+    @property
+    def stream_views(self) -> set[str]:
+        """The names of the views that read streams."""
+        return self._capture.views.keys() - self._capture.static_views.keys()
 
     async def analyzed(self, request: Any) -> Any:
         """Answers an ``AnalyzePlanRequest`` about a stream. Raises PlanError for one that cannot be answered."""
@@ -290,44 +303,46 @@ class ClientSession:
         parallelism = self.options.effective.get(PipelineOptions.PARALLELISM)
         return explanation(capture, of, DataSources().resolve, parallelism, extended=extended)
 
-    @property
-    def stream_views(self) -> set[str]:
-        """The names of the views that read streams."""
-        return self._capture.views.keys() - self._capture.static_views.keys()
-
-    @property
-    def defines_functions(self) -> bool:
-        """Whether its script has given names to Python functions, which SQL may call."""
-        return bool(self._capture.registered)
-
     async def add_view(self, request: Any) -> None:
-        """Keeps the view of a stream that an ``ExecutePlanRequest`` makes. Raises PlanError for an invalid one."""
+        """Keeps the view that an ``ExecutePlanRequest`` makes. Raises PlanError for an invalid one."""
+        command, before = Command(), dict(self._capture.views)
+        command.CopyFrom(request.plan.command)  # the answer replaces a statement by the query of its view
+        self.number_functions(request)
         await self._with_spark(lambda: self._service.answer("ExecutePlan", request))
-        self._define(request.plan.command.create_dataframe_view.name, request.plan.command)
+        for name in [name for name, view in self._capture.views.items() if before.get(name) is not view]:
+            self.views.pop(name, None)  # it may read views that are newer than the one before it
+            self.views[name] = command
 
     async def keep(self, request: Any) -> None:
-        """Keeps a view without a stream, or a script's function, for streams that use it.
+        """Keeps a view without a stream, or a script's function, which Spark also gets, for streams that use it.
 
-        One that a plan of the engine cannot contain is not kept: Spark has it, and streams do not.
+        One that a plan cannot contain, such as that of large local rows, is not kept.
         """
         given = type(request)()
         given.CopyFrom(request)
-        self.number_functions(given)
-        command, capture = given.plan.command, self._capture
-        view = command.create_dataframe_view
+        command = given.plan.command
         if command.register_function.WhichOneof("function") == "python_udf" and self.script.program:
+            self.number_functions(given)
             self._service.answer("ExecutePlan", given)
-        elif command.HasField("create_dataframe_view") and not view.is_global:
-            for earlier in (capture.views, capture.static_views, self.views):
-                earlier.pop(view.name, None)
+        elif command.HasField("create_dataframe_view") and not command.create_dataframe_view.is_global:
+            self.forget_view(command.create_dataframe_view.name)
             with contextlib.suppress(PlanError):
-                await self._with_spark(lambda: capture.analysis_of(capture.request_of(view.input)))
-                self._service.answer("ExecutePlan", given)
-                self._define(view.name, command)
+                await self.add_view(given)
 
-    def _define(self, name: str, command: Any) -> None:
-        self.views.pop(name, None)  # it may read views that are newer than the one before it
-        self.views[name] = command
+    def forget_view(self, name: str) -> bool:
+        """Forgets a view, which was dropped or replaced; returns whether it was that of a stream."""
+        known = [view for view in self.views if view.lower() == name.lower()]
+        of_stream = any(view in self.stream_views for view in known)
+        for view in known:
+            del self.views[view]
+            self._capture.views.pop(view, None)
+            self._capture.static_views.pop(view, None)
+        return of_stream
+
+    def commands_of(self, command: Any) -> list[Any]:
+        """Returns the commands that make a command's views, in their order, and then the command itself."""
+        views = {name: view.SerializeToString() for name, view in self.views.items()}
+        return [*(self.views[name] for name in views_read([command.SerializeToString()], views)), command]
 
     async def _with_spark(self, answer: Callable[[], T]) -> T:
         """Runs ``answer`` repeatedly, with the answers that it needs from Spark, until none is missing."""

@@ -58,6 +58,7 @@ class ParquetFileWriter:
     def __init__(self, file: Any, schema: pa.Schema, compression: str) -> None:
         self.metadata: list[pq.FileMetaData] = []
         codec = _CODECS.get(compression, compression)
+        schema = _with_types_of_spark(schema)
         self._writer = pq.ParquetWriter(file, schema, compression=codec, metadata_collector=self.metadata)
 
     def write(self, rows: pa.Table) -> None:
@@ -65,6 +66,21 @@ class ParquetFileWriter:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def _with_types_of_spark(schema: pa.Schema) -> pa.Schema:
+    """Adds the schema that Spark reads in the footer of a file, if there are types that Parquet lacks."""
+    if not any(map(_is_lacking, schema.types)):
+        return schema
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return schema.with_metadata({"org.apache.spark.sql.parquet.row.metadata": from_arrow_schema(schema).json()})
+
+
+def _is_lacking(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_is_lacking(kind.field(at).type) for at in range(kind.num_fields))
+    return bool(pa.types.is_duration(kind) or pa.types.is_null(kind))
 
 
 class _ArrowWriter:

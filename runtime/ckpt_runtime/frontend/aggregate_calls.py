@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ckpt_runtime.expressions.nodes import Call, Expression, Literal, Mode
@@ -46,6 +46,12 @@ _SAME_WHEN_DISTINCT = frozenset(
     }
 )
 
+_PIVOTED: dict[str, Callable[[Any], str]] = {
+    **dict.fromkeys(("byte", "short", "integer", "long"), str),
+    "string": lambda text: str(text.toString()),
+    "boolean": lambda given: str(given).lower(),
+}
+"""How constants are written by which a pivot may have its columns, by their types."""
 
 REPLACED_AGGREGATES = frozenset({"RegrCount", "RegrAvgX", "RegrAvgY", "RegrSXX", "RegrSYY", "PercentileCont"})
 """Functions that Spark's optimizer replaces by other aggregates, which their nodes know."""
@@ -93,6 +99,28 @@ def aggregate_call(expression: Any, jvm: Any, function: Expression, condition: E
         arguments = tuple(_only_if(condition, argument) for argument in arguments)
         arguments, settings[FILTERED] = (*arguments, condition), True
     return Call(name, arguments, function.type, mode, settings)
+
+
+def pivoted(function: Expression, values: Sequence[Any]) -> Call:
+    """Returns what Spark's ``PivotFirst`` computes: an array with the value of the row that has each of ``values`` in
+    the pivot column. The grouping below it, by the pivot column too, has left one such row.
+
+    Raises UnsupportedExpressionError for values of types whose constants Spark's plan does not show.
+    """
+    assert isinstance(function, Call)
+    column, value = function.arguments
+    if not isinstance(column.type, str) or column.type not in _PIVOTED:
+        raise UnsupportedExpressionError(
+            f"pivot by a column of type {column.type}", "cast it to a text or an integer, and its values too"
+        )
+    settings = {"aggregate": True, "ignoreNulls": True}
+    parts = []
+    for each in values:
+        constant = Literal(None if each is None else _PIVOTED[column.type](each), column.type)
+        has_value = Call("EqualNullSafe", (column, constant), "boolean")
+        found = Call("If", (has_value, value, Literal(None, value.type)), value.type)
+        parts.append(Call("First", (found,), value.type, settings=settings))
+    return Call("CreateArray", tuple(parts), {"type": "array", "elementType": value.type, "containsNull": True})
 
 
 def _of_distinct(name: str, arguments: tuple[Expression, ...]) -> tuple[str, tuple[Expression, ...], dict[str, Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -18,7 +18,7 @@ import msgspec
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.catalog_tables import NewTables, StaticTables, table_to_read, table_to_write
 from ckpt_runtime.frontend.catalyst import companion, items, jvm_name, spark_type
-from ckpt_runtime.frontend.moved_filters import with_moved_filters
+from ckpt_runtime.frontend.moved_filters import with_equalities_of_joins, with_moved_filters
 from ckpt_runtime.frontend.plan_reader import PlanReader
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
@@ -200,7 +200,8 @@ def _analyze(
                 raise UnsupportedExpressionError(f"the statement {text}", "it declares no variable and no function")
             session.sql(text)
         with tables.limited(spark):  # Spark may have to open files to find their columns
-            for name, relation in request.views.items():
+            texts = [request.relation, *(text.encode() for text in request.declarations or ())]
+            for name, relation in views_read(texts, request.views).items():
                 planner.register(name, relation, PlanReader(spark._jvm, ansi))
             if request.table is not msgspec.UNSET:
                 return Analysis(table=planner.table(request.table, request.relation, tables.new))
@@ -209,6 +210,26 @@ def _analyze(
         return PlanReader(spark._jvm, ansi, static, zone).read(plan)
     finally:
         sessions.setActiveSession(spark._jsparkSession)
+
+
+def views_read(texts: Iterable[bytes], views: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Returns the views that texts of SQL or serialized relations may read, themselves or through other views.
+
+    As in Spark, a view that is no longer valid, because a table that it reads was dropped, fails only what reads it.
+    """
+    found: dict[str, bytes] = {}
+    while texts := [*texts]:
+        text = b"\n".join(texts).lower()
+        named = {name: view for name, view in views.items() if name not in found and _may_name(text, name)}
+        found |= named
+        texts = named.values()
+    return {name: view for name, view in views.items() if name in found}
+
+
+def _may_name(text: bytes, view: str) -> bool:
+    """Whether a text in lower case, of SQL or of a relation, may contain a view's name. ``IDENTIFIER`` computes one."""
+    plain = view.isascii() and "`" not in view
+    return not plain or view.lower().encode() in text or b"identifier" in text
 
 
 def _declares(session: Any, statement: str) -> bool:
@@ -251,7 +272,9 @@ _INSTEAD = {
 def _created_view(session: Any, statement: str) -> CreatedView:
     """Parses a statement that creates a temporary view, which does not run. Raises UnsupportedExpressionError."""
     plan = session.sessionState().sqlParser().parsePlan(statement)
-    if jvm_name(plan) != "CreateViewCommand" or jvm_name(plan.viewType()) != "LocalTempView":
+    # The kinds of views are case objects in some versions of Spark only.
+    kind = plan.viewType().getClass().getSimpleName() if jvm_name(plan) == "CreateViewCommand" else ""
+    if kind != "LocalTempView$":
         name = jvm_name(plan)
         instead = "a program may create temporary views, variables and functions of SQL; run others in Spark"
         raise UnsupportedExpressionError(f"the statement {name}", _INSTEAD.get(name, instead))
@@ -439,7 +462,8 @@ class _Planner:
     def _in_steps(self, plan: Any, *, moves: bool) -> Any:
         """Returns a plan with ``WITH`` inlined and subqueries that depend on rows as joins, by Spark's rules.
 
-        ``SELECT DISTINCT`` becomes an aggregation, and the current user, catalog and database constants, as in Spark.
+        Joins of streams get equalities from filters, ``SELECT DISTINCT`` becomes an aggregation, and the current user,
+        catalog and database become constants, as in Spark.
         With ``moves``, filters are moved in front of watermarks, as Spark does before it makes joins of subqueries.
         """
         catalyst = self._jvm.org.apache.spark.sql.catalyst
@@ -450,6 +474,7 @@ class _Planner:
         scalar = plan.containsPattern(patterns.SCALAR_SUBQUERY())
         if in_predicate or scalar:
             plan = companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
+        plan = with_equalities_of_joins(self._jvm, patterns, plan)
         if moves:
             plan = with_moved_filters(self._jvm, patterns, plan)
         if in_predicate:

@@ -23,13 +23,14 @@ from ckpt_runtime.frontend.typed_plan import (
     EMPTY_BATCHES,
     MOST_QUESTIONS,
     PLACEHOLDER_FILES,
+    WATERMARK_POLICY,
     Analysis,
     AnalysisNeeded,
     AnalysisRequest,
     TableRequest,
 )
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.source_formats import FILE_METADATA
+from ckpt_runtime.graph.source_formats import FILE_METADATA, is_local_path, is_pattern
 
 MOST_LOCAL_BYTES = 4 << 20
 """Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the request to Spark."""
@@ -119,6 +120,11 @@ class Capture:
     def has_empty_batches(self) -> bool:
         """Whether batches of no data follow, as in Spark by default."""
         return self.event_time.get(EMPTY_BATCHES, "true").lower() != "false"
+
+    @property
+    def has_greatest_watermark(self) -> bool:
+        """Whether event time is the greatest of several streams' watermarks, and not the least one."""
+        return self.event_time.get(WATERMARK_POLICY, "min").lower() == "max"
 
     def analysis_of(self, request: AnalysisRequest, *, later: bool = False) -> Analysis:
         """Returns Spark's answer. Raises AnalysisNeeded if it is missing, and PlanError if it is an error.
@@ -250,7 +256,10 @@ class Capture:
             if given.paths:
                 check_one_path("load", source.options)
                 source.options["path"] = ",".join(given.paths)
-            if self.infers_schemas and not source.schema and source.format.lower() in TABLE_SOURCES:
+            declared = bool(source.schema) or source.format.lower() == "text"
+            if source.format.lower() in TABLE_SOURCES and (
+                _has_columns(source.options) if declared else self.infers_schemas
+            ):
                 source.schema = self._inferred(read)
         self.sources[relation.common.plan_id] = source
         columns = self.schema_of(source)
@@ -284,12 +293,16 @@ class Capture:
         return CapturedSource(table.format, {**table.options, **options, "path": table.location}, table.schema)
 
     def _inferred(self, stream: Any) -> str:
-        """Returns the columns that Spark finds in the files of a stream that are there now, as Spark's JSON."""
+        """Returns the columns that Spark finds in the files of a stream that are there now, as Spark's JSON.
+
+        If columns are declared, these are they, followed by those of directories, with their types unless declared.
+        """
         from pyspark.sql.connect.proto import Relation
 
         table = Relation(read=stream)
         table.read.is_streaming = False
-        return str(struct_type(self.analysis_of(AnalysisRequest(table.SerializeToString(deterministic=True)))).json())
+        request = AnalysisRequest(table.SerializeToString(deterministic=True), configuration=dict(self.configuration))
+        return str(struct_type(self.analysis_of(request)).json())
 
     def _take_hint(self, relation: Any) -> None:
         """Keeps a hint of the engine for the relation below it, which replaces it: Spark would drop it with a
@@ -305,6 +318,23 @@ class Capture:
         relation.CopyFrom(below)
         self._prepare(relation)
         self.hints.setdefault(relation.common.plan_id, {})[name] = text
+
+
+def path_option(options: Mapping[str, str], name: str = "path") -> str:
+    """Returns the path that an option of a reader or writer names, an empty text without one."""
+    return next((value for key, value in options.items() if key.lower() == name), "")
+
+
+def _has_columns(options: Mapping[str, str]) -> bool:
+    """Whether directories below a local path have names of columns: Spark adds these to the declared ones."""
+    path = path_option(options, "basepath") or path_option(options)
+    if not path or not is_local_path(path) or is_pattern(path):
+        return False
+    try:
+        with os.scandir(path.removeprefix("file:")) as entries:
+            return any("=" in entry.name[1:] and entry.is_dir() for entry in entries)
+    except OSError:
+        return False
 
 
 def check_one_path(method: str, options: Mapping[str, str]) -> None:

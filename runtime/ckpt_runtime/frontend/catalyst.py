@@ -22,7 +22,7 @@ from ckpt_runtime.expressions.evaluation import FUNCTIONS, RANDOM
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Mode, Variable, rewritten
 from ckpt_runtime.expressions.texts import parse_interval
 from ckpt_runtime.expressions.types import SparkType, UnsupportedExpressionError
-from ckpt_runtime.frontend.aggregate_calls import REPLACED_AGGREGATES, aggregate_call
+from ckpt_runtime.frontend.aggregate_calls import REPLACED_AGGREGATES, aggregate_call, pivoted
 from ckpt_runtime.frontend.typed_plan import PlanNode, TypedColumn
 
 _DAY = 86_400_000_000
@@ -214,6 +214,8 @@ class ExpressionReader:
             if jvm_name(function) in REPLACED_AGGREGATES:
                 function = function.replacement()
                 children = [self.read(function), *children[1:]]
+            if jvm_name(function) == "PivotFirst":
+                return pivoted(children[0], items(function.pivotColumnValues()))
             return aggregate_call(jvm, function, children[0], children[1] if len(children) > 1 else None)
         if name == "CommonExpressionDef":
             self._definitions.append((_common_id(jvm), children[0]))

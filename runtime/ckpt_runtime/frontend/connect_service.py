@@ -13,7 +13,7 @@ import pyarrow as pa
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.frontend.batch_writers import SPARK_FILES
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, check_one_path, struct_type
-from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION
+from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION, location_of
 from ckpt_runtime.frontend.scripts import ScriptEndedError
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
@@ -27,7 +27,7 @@ from ckpt_runtime.frontend.typed_plan import (
     TableRequest,
 )
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.specs import ROWS_OPTION
+from ckpt_runtime.graph.specs import BYTES_OPTION, ROWS_OPTION
 
 _CHANGE_RESULTS = (
     "spark.sql.legacy.",
@@ -38,7 +38,6 @@ _CHANGE_RESULTS = (
 )
 """Spark options that change the results of expressions. Others control how Spark runs, and have no effect here."""
 _ONLY_VALUES = {
-    "spark.sql.streaming.unsupportedOperationCheck": "true",
     "spark.sql.streaming.statefulOperator.allowMultiple": "true",
     "spark.sql.sources.default": "parquet",
     "spark.sql.columnNameOfCorruptRecord": "_corrupt_record",
@@ -56,7 +55,7 @@ _ONLY_VALUES = {
     "spark.sql.legacy.pathOptionBehavior.enabled": "false",
 }
 """Spark options with which a program would mean something else, by the only value that the engine has: the default."""
-_STATEMENT = re.compile(
+STATEMENT = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|DECLARE|SET|RESET|DROP|USE|CACHE|UNCACHE|INSERT|MERGE|UPDATE|DELETE|ALTER)\s",
     re.IGNORECASE | re.DOTALL,
 )
@@ -81,11 +80,9 @@ _SAVE_AS_TABLE = 1
 _MODES = {"SAVE_MODE_APPEND": "append", "SAVE_MODE_OVERWRITE": "overwrite", "SAVE_MODE_IGNORE": "ignore"}
 _CONVERSIONS = (
     *("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark."),
-    ROWS_OPTION,
+    *(ROWS_OPTION, BYTES_OPTION),
 )
 _INFERENCE = "spark.sql.streaming.schemaInference"
-_LOCATIONS = "spark.sql.streaming.checkpointLocation"
-"""The option with the directory in which each named query has its location, unless it sets another one."""
 _DEFAULTS = {
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
     "spark.sql.session.timeZone": "UTC",
@@ -164,6 +161,8 @@ class Service:
             raise PlanError(key, f"{value!r} is not one of min, max")
         elif key == ROWS_OPTION and not re.fullmatch(r"[+-]?\d+", value):
             raise PlanError(key, f"{value!r} is not an integer; 0 or less is no limit")
+        elif key == BYTES_OPTION and not re.fullmatch(r"0*[1-9]\d*", value):
+            raise PlanError(key, f"{value!r} is not a number of bytes; it has to be at least 1, without a unit")
         else:
             self._settings[key] = value
         if key in CONFIGURED:
@@ -293,7 +292,7 @@ class Service:
     def _sql(self, given: Any, result: Any) -> None:
         """Sets the result of ``spark.sql``: the relation itself, or no rows for a statement that creates something."""
         relation = given.with_relations.root if given.WhichOneof("rel_type") == "with_relations" else given
-        if not _STATEMENT.match(relation.sql.query):
+        if not STATEMENT.match(relation.sql.query):
             result.CopyFrom(given)
             return
         result.local_relation.SetInParent()
@@ -403,9 +402,9 @@ class Service:
             check_one_path("start", start.options)
         if start.table_name:
             self._to_table(start)
-        root = self._settings.get(_LOCATIONS)
-        if root and start.query_name and not any(key.lower() == CHECKPOINT_LOCATION for key in start.options):
-            start.options[CHECKPOINT_LOCATION] = f"{root.rstrip('/')}/{start.query_name}"
+        location = location_of(start, self._settings)
+        if location is not None and location_of(start, {}) is None:
+            start.options[CHECKPOINT_LOCATION] = location
         analysis = self._capture.analysis_of(self._capture.request_of(start.input, with_rows=True), later=True)
         self._check_order(start, analysis)
         self._capture.queries.append(CapturedQuery(start, analysis))

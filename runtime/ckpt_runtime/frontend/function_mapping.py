@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from operator import or_
 from typing import Any
 
 import msgspec
@@ -42,7 +43,7 @@ from ckpt_runtime.frontend.typed_plan import (
 )
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.event_time import event_time_column, has_watermark
+from ckpt_runtime.graph.event_time import event_time_column, has_watermark, may_have_watermark
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import LogicalInput
 from ckpt_runtime.graph.output_schemas import join_output_schema
@@ -401,15 +402,25 @@ def _join(
     operators: QueryOperators, node: Join, columns: Sequence[tuple[TypedColumn, ...]], inputs: Sequence[Inputs]
 ) -> Inputs:
     schema = arrow_schema(node.columns)
-    sides = []
+    sides: list[Side] = []
+    unmarked = [may_have_watermark(edges) for edges in inputs]
+    marked = [has_watermark(edges) for edges in inputs]
+    one_sided = any(marked) and not operators.capture.has_greatest_watermark
     late_columns = (None, None) if isinstance(node.late, msgspec.UnsetType) else node.late
-    for typed, edges, late in zip(columns, inputs, late_columns, strict=True):
+    if one_sided and late_columns != (None, None) and not all(map(or_, marked, unmarked)):
+        raise PlanError(
+            "join",
+            "only one of the streams has a watermark (withWatermark), and the other one is a union or comes from an "
+            "operator with state: call withWatermark on each stream of it, too",
+        )
+    for typed, edges, late, free in zip(columns, inputs, late_columns, unmarked, strict=True):
         names = [column.name for column in typed]
         event_time = event_time_column(edges)
         known = names.index(event_time) if event_time is not None and names.count(event_time) == 1 else None
         if known is None and late is not None and typed[late].type in TIMES:
             known = late  # behind an aggregation, only Spark's mark says which column is event time
-        sides.append(Side(typed, known, late))
+        sides.append(Side(typed, known, late, one_sided and free))
+    inputs = [_without_limit(operators, *each) for each in zip(sides, inputs, strict=True)]
     conditions = conditions_of(node, *sides)
     spec = conditions.spec()
     both: Inputs = ()
@@ -428,6 +439,31 @@ def _join(
         joined = operators.apply(specs.ConditionSpec(tree), joined, output, None)
     picked = tuple(zip(schema.names, conditions.joined(node.columns), strict=True))
     return operators.apply(specs.EvaluateSpec(picked, schema), joined, schema, None) + alone
+
+
+def _without_limit(operators: QueryOperators, side: Side, rows: Inputs) -> Inputs:
+    """Adds event time later than any other to the side without a watermark: it does not hold back that of the other.
+
+    In Spark, the event time of a query is that of its watermarks.
+    """
+    if not side.unmarked:
+        return rows
+    schema = arrow_schema(side.columns)
+    names = zip(schema.names, side.columns, strict=True)
+    own = tuple((name, Column(at, column.type)) for at, (name, column) in enumerate(names))
+    time = f"{max(schema.names, key=len)}_"  # no other column has this name
+    timed = schema.append(pa.field(time, arrow_type("timestamp")))
+    mark = specs.WatermarkSpec(time, 0, keeps_last=not operators.capture.has_empty_batches)
+    free: Inputs = ()
+    for edge in rows:
+        edges = operators.apply(specs.EvaluateSpec((*own, (time, _LATEST)), timed), (edge,), timed, None)
+        edges = operators.apply(mark, edges, timed, None)
+        free += operators.apply(specs.EvaluateSpec(own, schema), edges, schema, None)
+    return free
+
+
+_LATEST = Literal(str(253_370_764_800_000_000), "timestamp")
+"""The year 9999."""
 
 
 def _alone(operators: QueryOperators, node: Join, side: Side, is_left: bool, rows: Inputs) -> Inputs:

@@ -183,13 +183,15 @@ _MAY_FILTER = {
 class Side:
     """One input of a join: its columns, the position of its event time, its keys and the filters in front of it.
 
-    ``late`` is the position of the column by which late rows are dropped, None if no row is late.
+    ``late`` is the position of the column by which late rows are dropped, None if no row is late. ``unmarked`` says
+    that the side has no watermark, while the other one does: its event time is the column that the condition compares.
     Rows for which not all of ``needed`` are true match nothing; an outer join emits them alone.
     """
 
     columns: tuple[TypedColumn, ...]
     event_time: int | None
     late: int | None = None
+    unmarked: bool = False
     keys: list[Expression] = field(default_factory=list)
     filters: list[Expression] = field(default_factory=list)
     needed: list[Expression] = field(default_factory=list)
@@ -204,7 +206,7 @@ class Side:
 class Conditions:
     """A join's condition in parts. ``bounds`` are of the right event time minus the left one, in microseconds.
 
-    ``windows`` are the columns of both sides, in the order of the condition's columns, that are windows of event time.
+    ``windows`` are the columns of the left and the right side that are windows of event time, None on a side without.
     ``ends`` is the position of the key that is the end of such windows; event time is that key then. ``kept`` is how
     much longer than a bound says Spark keeps rows: by a millisecond, where the bound itself is included.
     """
@@ -212,7 +214,7 @@ class Conditions:
     left: Side
     right: Side
     how: str
-    windows: tuple[int, int] | None = None
+    windows: tuple[int | None, int | None] = (None, None)
     ends: int | None = None
     bounds: list[int | None] = field(default_factory=lambda: [None, None])
     kept: list[int] = field(default_factory=lambda: [0, 0])
@@ -254,17 +256,15 @@ class Conditions:
             return True
         self.left.keys += [leaf for _, leaf in leaves_of(one)]
         self.right.keys += [leaf for _, leaf in leaves_of(other)]
-        if (one, other) == self._event_windows:
+        if self._are_event_windows(one, other):
             # As with an equality of event times, a row matches until the watermark reaches the end of its window.
             self.ends, self.bounds, self.kept = len(self.left.keys) - 1, [0, 0], [0, 0]
         return True
 
-    @property
-    def _event_windows(self) -> tuple[Expression, Expression] | None:
-        if self.windows is None:
-            return None
-        left, right = self.windows
-        return Column(left, self.left.columns[left].type), Column(right, self.right.columns[right].type)
+    def _are_event_windows(self, one: Expression, other: Expression) -> bool:
+        """Whether windows of a key are those of event time, of both sides or of the only one that has event time."""
+        given = ((at, tree) for at, tree in zip(self.windows, (one, other), strict=True) if at is not None)
+        return self.windows != (None, None) and all(tree == Column(at, tree.type) for at, tree in given)
 
     def _add_filter(self, condition: Expression) -> bool:
         number = self._side_of(condition)
@@ -323,7 +323,7 @@ class Conditions:
                 pa.schema([(name, arrow_type(tree.type)) for name, tree in side.prepared(letter)]),
                 tuple(f"{letter}_key{at}" for at in range(len(side.keys))),
                 None if within is None else f"{letter}{side.event_time if self.ends is None else f'_key{self.ends}'}",
-                late_by=None if side.late is None else f"{letter}{side.late}",
+                late_by="" if side.unmarked else None if side.late is None else f"{letter}{side.late}",
             )
             for letter, side in (("l", self.left), ("r", self.right))
         ]
@@ -370,10 +370,28 @@ class Conditions:
 
 def conditions_of(node: Join, left: Side, right: Side) -> Conditions:
     """Splits the condition of a join into its parts. Raises PlanError."""
-    windows = None if isinstance(node.windows, msgspec.UnsetType) else node.windows
+    windows = (None, None) if isinstance(node.windows, msgspec.UnsetType) else node.windows
+    for side, other in ((left, right), (right, left)):
+        if side.unmarked and node.condition is not None:
+            side.event_time = _equal_time(node.condition, side, other, is_left=side is left)
     conditions = Conditions(left, right, HOW[node.how], windows)
     conditions.add(node.condition)
     return conditions
+
+
+def _equal_time(condition: Expression, side: Side, other: Side, *, is_left: bool) -> int | None:
+    """Returns the column of a side that has to be equal to the other side's event time, None without one."""
+    if other.event_time is None:
+        return None
+    width = len(side.columns if is_left else other.columns)
+    marked = other.event_time + (width if is_left else 0)
+    for part in parts_of(condition):
+        if isinstance(part, Call) and part.function == "EqualTo":
+            pair = [tree.index for tree in part.arguments if isinstance(tree, Column) and tree.type in TIMES]
+            own = [at for at in pair if at != marked and (at < width) == is_left]
+            if len(pair) == 2 and len(own) == 1 and marked in pair:
+                return own[0] - (0 if is_left else width)
+    return None
 
 
 def _compared(tree: Expression, *, nulls_match: bool) -> list[Expression]:

@@ -17,7 +17,7 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.expressions.nodes import Column, Expression
 from ckpt_runtime.frontend.batch_writers import MEMORY_VIEW, SPARK_FILES, Console, MemoryTable, SparkWrite
-from ckpt_runtime.frontend.capture import TABLE_SOURCES, Capture, CapturedQuery, CapturedSource
+from ckpt_runtime.frontend.capture import TABLE_SOURCES, Capture, CapturedQuery, CapturedSource, path_option
 from ckpt_runtime.frontend.complete_mode import check_complete, check_complete_sink
 from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
 from ckpt_runtime.frontend.generators import columns_of
@@ -27,7 +27,6 @@ from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_
 from ckpt_runtime.frontend.query_watermark import QueryWatermarks, only_event_time
 from ckpt_runtime.frontend.stateful import add_stateful, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
-    WATERMARK_POLICY,
     Aggregate,
     Analysis,
     Deduplicate,
@@ -81,7 +80,16 @@ from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS
 from ckpt_runtime.sources import is_source
 
 CHECKPOINT_LOCATION = "checkpointlocation"
-"""An option of Spark's own engine, which is ignored: the session has a checkpoint directory for all queries."""
+"""The option of a query, in lower case, that names the directory in which its runs continue each other."""
+CHECKPOINT_LOCATIONS = "spark.sql.streaming.checkpointLocation"
+"""Spark's option with the directory in which each named query has its location, unless it sets another one."""
+
+
+def location_of(start: Any, settings: Mapping[str, str]) -> str | None:
+    """Returns the checkpoint location of a query, by its own option or by Spark's; None if it has none."""
+    given = next((value for key, value in start.options.items() if key.lower() == CHECKPOINT_LOCATION), None)
+    root = settings.get(CHECKPOINT_LOCATIONS)
+    return f"{root.rstrip('/')}/{start.query_name}" if given is None and root and start.query_name else given
 
 
 def delivered(start: Any) -> dict[str, str]:
@@ -111,6 +119,10 @@ def sink_spec(
     if start.path:
         options["path"] = start.path
     columns = list(start.partitioning_column_names)
+    if columns and (start.HasField("foreach_batch") or start.HasField("foreach_writer")):
+        raise PlanError(
+            "partitionBy", "foreach and foreachBatch do not support it, as in Spark: call it in the function"
+        )
     if start.HasField("foreach_batch"):
         return _staged("foreachBatch", _function(start.foreach_batch, capture), start, capture, schema)
     if start.HasField("foreach_writer"):
@@ -136,6 +148,13 @@ def sink_spec(
     return SinkSpec(target, options)
 
 
+def _calls_with_checkpoints(start: Any) -> bool:
+    """Whether the rows of a checkpoint, like those of a batch of Spark, are given to one call: of a function of the
+    program, or of what shows them."""
+    is_function = start.HasField("foreach_batch") or start.HasField("foreach_writer")
+    return is_function or start.format.lower() in ("console", "memory")
+
+
 def _batch_writer(
     name: str, start: Any, options: dict[str, str], columns: list[str], schema: pa.Schema, shown: tuple[str, ...]
 ) -> Any:
@@ -155,7 +174,7 @@ def _batch_writer(
         return SparkWrite(name, options, tuple(columns))
     if name not in SPARK_FILES:
         return None
-    path = _path(options)
+    path = path_option(options)
     if name in TEXT_OUTPUTS and path and not is_local_path(path):
         return None  # Spark may lack a client for the store
     return _files(name, options, columns, schema)
@@ -334,17 +353,13 @@ def check_paths(starts: Sequence[Any], plan: LogicalPlan) -> None:
 
     ``starts`` are Spark's requests for the queries of a plan.
     """
-    written = {start.path or _path(start.options) for start in starts}
+    written = {start.path or path_option(start.options) for start in starts}
     for node in plan.nodes:
         spec = node.spec
-        path = _path(spec.options) if isinstance(spec, specs.SourceSpec) and spec.format in TABLE_SOURCES else ""
+        path = path_option(spec.options) if isinstance(spec, specs.SourceSpec) and spec.format in TABLE_SOURCES else ""
         is_named = is_local_path(path) and not is_pattern(path) and path not in written
         if is_named and not os.path.exists(path.removeprefix("file:")):
             raise PlanError("load", f"[PATH_NOT_FOUND] Path does not exist: {path}. SQLSTATE: 42K03")
-
-
-def _path(options: Mapping[str, str]) -> str:
-    return next((value for key, value in options.items() if key.lower() == "path"), "")
 
 
 def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve, fresh: Collection[int] = ()) -> None:
@@ -386,7 +401,7 @@ class QueryMapper:
         self._inputs: list[Inputs] = []
         """The origins of the rows of the typed plan's nodes; none for those that have not been added yet."""
         self._of_all_rows: dict[int, int] = {}
-        self._ends = self._one_batch = False
+        self._ends = self._one_batch = self._emits_latest = False
         self._name = ""
 
     def add(self, query: CapturedQuery, name: str) -> str:
@@ -397,6 +412,7 @@ class QueryMapper:
         self._name = name
         self._one_batch = query.start.once
         self._ends = bool(query.start.available_now or query.start.once)
+        self._emits_latest = _calls_with_checkpoints(query.start)
         self.add_frame(query.analysis, str(query.start.output_mode or "append").lower())
         if isinstance(query.analysis.nodes[-1], StaticTable):
             raise PlanError("writeStream", "the frame reads no stream; write it with df.write, or read with readStream")
@@ -410,6 +426,7 @@ class QueryMapper:
         if mode == "complete":
             check_complete(nodes)
         self._operators = QueryOperators(self._capture, self._plan, analysis.places, mode)
+        self._operators.emits_latest = self._emits_latest
         self._inputs = [()] * len(nodes)
         watermarks = QueryWatermarks(nodes, mode)
         self._of_all_rows = watermarks.of_all_rows
@@ -447,7 +464,7 @@ class QueryMapper:
             return self._mapped(at, nodes)
         inputs = tuple(self._inputs[place] for place in node.inputs)
         relation = msgspec.json.encode(msgspec.structs.replace(node, inputs=()), order="sorted")
-        own = self._operators.output_mode if isinstance(node, Aggregate) else ""
+        own = f"{self._operators.output_mode} {self._emits_latest}" if isinstance(node, Aggregate) else ""
         own = self._name if at in self._of_all_rows else own
         key = (own, self._ends, relation, inputs)
         found = self._shared.frames.get(key)
@@ -497,9 +514,10 @@ class QueryMapper:
                 "withWatermark",
                 f"column {column!r} is not a timestamp; select its window.start or window.end first",
             )
-        policy = self._capture.event_time.get(WATERMARK_POLICY, "min")
         spec = specs.WatermarkSpec(
-            *(column, node.delay_ms), keeps_last=not self._capture.has_empty_batches, greatest=policy.lower() == "max"
+            *(column, node.delay_ms),
+            keeps_last=not self._capture.has_empty_batches,
+            greatest=self._capture.has_greatest_watermark,
         )
         inputs = self._inputs[node.inputs[0]]
         if at in self._of_all_rows:
@@ -525,8 +543,13 @@ class QueryMapper:
         return _in_turn(edges) if _are_in_turn(self._inputs[of_all_rows.inputs[0]]) else edges
 
     def _is_moved(self, node: Filter, nodes: Sequence[PlanNode]) -> bool:
-        """Whether all conditions of a filter are in front of the watermark before it, too, and it has no hints."""
+        """Whether all conditions of a filter are in front of the watermark before it, too, and it has no hints.
+
+        Between the two there may be other filters.
+        """
         [at] = node.inputs
+        while isinstance(nodes[at], Filter):
+            [at] = nodes[at].inputs
         if at not in self._of_all_rows or (node.plan_id is not None and self._capture.hints.get(node.plan_id)):
             return False
         moved: list[Expression] = []

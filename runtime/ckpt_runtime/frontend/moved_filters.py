@@ -7,6 +7,9 @@ over event time itself, and those that are not deterministic, stay behind it.
 Spark's own rules find the conditions in a copy of the plan. The plan itself only gets filters, each between two equal
 watermarks: the first one has the event time of all rows, which other queries may read, the second one that of this
 query. Filters also stay where the author has put them.
+
+A join of two streams needs an equality. Spark's optimizer also moves one from a filter into the join before it, or
+finds one inside a condition.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ _BEFORE = ("EliminateSubqueryAliases", "EliminateView")
 _PUSH = ("EliminateOuterJoin", "PushDownPredicates", "BooleanSimplification")
 _INFER = (("InferFiltersFromGenerate", "InferFiltersFromConstraints"), ("PushExtraPredicateThroughJoin",))
 """Rules after which conditions are pushed again, in Spark's order."""
+_INTO_JOINS = ("ReorderJoin", "PushPredicateThroughJoin", "BooleanSimplification")
 _MOST_ROUNDS = 100  # Spark's own limit
 _OF_THE_BATCH = ("CurrentTimestamp", "LocalTimestamp", "CurrentDate")
 """Expressions that have the time of a batch in a stream: Spark replaces them by others, which are not deterministic,
@@ -42,6 +46,33 @@ def until_stable(rules: Sequence[Any], plan: Any) -> Any:
         if plan.fastEquals(before):
             break
     return plan
+
+
+def joins_streams(plan: Any) -> bool:
+    """Whether a plan is a join of two streams."""
+    return jvm_name(plan) == "Join" and all(side.isStreaming() for side in (plan.left(), plan.right()))
+
+
+def _joins(plan: Any, pattern: Any) -> Iterator[Any]:
+    if plan.containsPattern(pattern):
+        if joins_streams(plan):
+            yield plan
+        for child in items(plan.children()):
+            yield from _joins(child, pattern)
+
+
+def with_equalities_of_joins(jvm: Any, patterns: Any, plan: Any) -> Any:
+    """Returns an analyzed plan whose joins of streams have the equalities that Spark's optimizer gives them.
+
+    ``FROM a, b WHERE a.k = b.k`` has one in a filter, ``NOT (a.k <> b.k)`` and ``a.k = b.k AND x OR a.k = b.k AND y``
+    are equal to a condition with one. A plan in which no join lacks one is not rewritten.
+    """
+    catalyst = jvm.org.apache.spark.sql.catalyst
+    equalities = companion(catalyst.planning, "ExtractEquiJoinKeys")
+    if all(equalities.unapply(join).isDefined() for join in _joins(plan, patterns.JOIN())):
+        return plan
+    plan = until_stable([companion(catalyst.analysis, name) for name in _BEFORE], plan)
+    return until_stable([companion(catalyst.optimizer, name) for name in _INTO_JOINS], plan)
 
 
 def with_moved_filters(jvm: Any, patterns: Any, plan: Any) -> Any:

@@ -16,7 +16,7 @@ from ckpt_runtime.frontend.catalog_tables import check_static
 from ckpt_runtime.frontend.catalyst import PlanNodes, companion, function_number, items, jvm_name, output
 from ckpt_runtime.frontend.joins import HOW
 from ckpt_runtime.frontend.lateral import read_lateral
-from ckpt_runtime.frontend.moved_filters import PLACEHOLDERS, until_stable
+from ckpt_runtime.frontend.moved_filters import PLACEHOLDERS, joins_streams, until_stable
 from ckpt_runtime.frontend.observe import read_observe
 from ckpt_runtime.frontend.stateful_analysis import (
     PROCESSORS,
@@ -54,13 +54,8 @@ def _late_columns(optimizer: Any, plan: Any) -> Iterator[tuple[int | None, int |
 def _of_joins(plan: Any) -> Iterator[tuple[int | None, int | None]]:
     for child in items(plan.children()):
         yield from _of_joins(child)
-    if _joins_streams(plan):
+    if joins_streams(plan):
         yield _event_time_of(plan.left()), _event_time_of(plan.right())
-
-
-def _joins_streams(plan: Any) -> bool:
-    """Whether a plan is a join of two streams."""
-    return jvm_name(plan) == "Join" and all(side.isStreaming() for side in (plan.left(), plan.right()))
 
 
 def _event_time_of(side: Any) -> int | None:
@@ -141,9 +136,9 @@ class PlanReader(PlanNodes):
         condition = next(iter(self.expressions(conditions, *inputs)), None)
         fields: dict[str, Any] = {}
         left, right = event_window(plan.left()), event_window(plan.right())
-        if left is not None and right is not None:
+        if left is not None or right is not None:
             fields["windows"] = (left, right)
-        if _joins_streams(plan):
+        if joins_streams(plan):
             first, second = next(self._late_columns)
             fields["late"] = (_position(self.ids[inputs[0]], first), _position(self.ids[inputs[1]], second))
         return self.represent(Join, plan, *inputs, how=how, condition=condition, **fields)

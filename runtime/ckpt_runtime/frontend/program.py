@@ -36,7 +36,7 @@ from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, Pipeli
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled
-from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION, add_queries, check_paths, delivered, spark_columns
+from ckpt_runtime.frontend.mapping import add_queries, check_paths, delivered, location_of, spark_columns
 from ckpt_runtime.frontend.scripts import ScriptEndedError, builds_session
 from ckpt_runtime.frontend.typed_plan import Analysis
 from ckpt_runtime.graph.compiler import CompiledPlan
@@ -153,11 +153,11 @@ def _location(starts: Sequence[Any]) -> str | None:
 
     None if no query has one. As in Spark, those to some sinks may lack one.
     """
-    given = [str(location) for start in starts if (location := _given_location(start))]
+    given = [str(location) for start in starts if (location := location_of(start, {}))]
     if not given:
         return None
     for start in starts:
-        if not _given_location(start) and not _may_start_fresh(start):
+        if not location_of(start, {}) and not _may_start_fresh(start):
             name = start.query_name or start.format or "parquet"
             raise PlanError(
                 "option 'checkpointLocation'",
@@ -180,18 +180,15 @@ def _may_start_fresh(start: Any) -> bool:
 
 def fresh_queries(starts: Sequence[Any]) -> list[int]:
     """The numbers of the queries that start from the beginning with each run, while others of the program continue."""
-    if not all(start.available_now or start.once for start in starts) or not any(map(_given_location, starts)):
+    located = [bool(location_of(start, {})) for start in starts]
+    if not all(start.available_now or start.once for start in starts) or not any(located):
         return []
-    return [at for at, start in enumerate(starts) if not _given_location(start)]
-
-
-def _given_location(start: Any) -> str | None:
-    return next((value for key, value in start.options.items() if key.lower() == CHECKPOINT_LOCATION), None)
+    return [at for at, has_location in enumerate(located) if not has_location]
 
 
 def locations_without_use(starts: Sequence[Any], options: JobOptions) -> list[str]:
     """Warns about a ``checkpointLocation`` from which, unlike in Spark, no later run continues."""
-    if options.sets(CheckpointingOptions.CONTINUE_IN.key) or not any(map(_given_location, starts)):
+    if options.sets(CheckpointingOptions.CONTINUE_IN.key) or not any(location_of(start, {}) for start in starts):
         return []
     warning = (
         "the next run does not continue from the option checkpointLocation, because not every trigger is availableNow "

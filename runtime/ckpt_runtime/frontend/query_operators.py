@@ -33,6 +33,8 @@ class QueryOperators:
         self._plan = plan
         self._places = places
         self.output_mode = output_mode
+        self.emits_latest = False
+        """Whether the sink gets one row of each group that has changed between two checkpoints."""
         self.whole = False
         """Whether operators that are added now follow the result table of an aggregation, and so have one subtask."""
 
@@ -106,6 +108,12 @@ class QueryOperators:
         names = [name for name, _ in spec.columns]
         return specs.EvaluateSpec(tuple(zip(names, trees, strict=True)), spec.schema), below.inputs
 
+    def apply_latest(self, keys: tuple[str, ...], inputs: Inputs, schema: pa.Schema) -> Inputs:
+        """Adds the operator that makes one row of those that an aggregation emits for a group, in its subtasks."""
+        latest = self.apply(specs.LatestSpec(keys), inputs, schema, None)
+        latest[0].node.parallelism = inputs[0].node.parallelism
+        return latest
+
     def apply_table(self, spec: specs.TableSpec, inputs: Inputs) -> Inputs:
         """Adds the operator that keeps the result of an aggregation; all later operators get whole results."""
         self.whole = True
@@ -152,7 +160,12 @@ def _composed(trees: Sequence[Expression], below: Sequence[Expression]) -> list[
         return None
     if max(map(_depth, trees), default=0) + max(map(_depth, below), default=0) > _DEEPEST:
         return None
-    return [rewritten(tree, lambda node: below[node.index] if isinstance(node, Column) else None) for tree in trees]
+    return over_input(trees, below)
+
+
+def over_input(trees: Sequence[Expression], projected: Sequence[Expression]) -> list[Expression]:
+    """Returns expressions over the columns of a projection as expressions over its input's columns."""
+    return [rewritten(tree, lambda node: projected[node.index] if isinstance(node, Column) else None) for tree in trees]
 
 
 def _read(trees: Iterable[Expression], *, inside_lambda: bool) -> Iterator[int]:

@@ -34,7 +34,7 @@ def _reads_event_time(node: PlanNode, mode: str) -> bool:
     """Whether event time decides which rows are late for a stateful node, or what it removes from its state."""
     match node:
         case Aggregate():
-            return node.event_time is not None and mode != "complete"
+            return node.event_time is not None and (mode != "complete" or node.session is not None)
         case Deduplicate():
             return node.event_time is not None
         case StatefulFunction():

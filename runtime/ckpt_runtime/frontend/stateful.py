@@ -8,16 +8,19 @@ from hashlib import sha256
 import msgspec
 import pyarrow as pa
 
-from ckpt_runtime.expressions.nodes import Column, Expression, Lambda, Literal, Variable
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
 from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.frontend.aggregate_calls import TABLES, TRIED
 from ckpt_runtime.frontend.complete_mode import add_ordered
-from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_schema
+from ckpt_runtime.frontend.generators import columns_of
+from ckpt_runtime.frontend.joins import parts_of
+from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_schema, over_input
 from ckpt_runtime.frontend.struct_keys import leaves_of, rebuilt
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Deduplicate,
     Expand,
+    Filter,
     Join,
     Limit,
     PlanNode,
@@ -72,12 +75,48 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
             _check_join(mode, node)
         if isinstance(node, Limit) and mode == "update":
             raise PlanError("limit", "it needs output mode append or complete, as in Spark")
-    for node in groupings:
-        if node.session is not None and mode == "update":
-            raise PlanError("outputMode", "session windows cannot be updated, as in Spark; use append")
-        if node.session is not None and len(node.keys) == 1:
-            raise PlanError("session_window", "it needs another column in groupBy, as in Spark")
+    if any(node.session is not None for node in groupings):
+        _check_sessions(mode, nodes)
     return mode
+
+
+def _check_sessions(mode: str, nodes: Sequence[PlanNode]) -> None:
+    """Raises PlanError for session windows that Spark does not have in a query of ``mode``, and for what it computes of
+    them before it makes them."""
+    for node in nodes:
+        if isinstance(node, Filter):
+            _check_filter_of_sessions(node, nodes)
+        if not isinstance(node, Aggregate) or node.session is None:
+            continue
+        if mode == "update":
+            raise PlanError("outputMode", "session windows cannot be updated, as in Spark; use append")
+        if len(node.keys) == 1:
+            raise PlanError("session_window", "it needs another column in groupBy, as in Spark")
+
+
+def _check_filter_of_sessions(node: Filter, nodes: Sequence[PlanNode]) -> None:
+    """Raises PlanError for a condition over the bounds of sessions and no aggregate.
+
+    Spark's optimizer moves it in front of the aggregation, where it decides which rows sessions are made of.
+    """
+    # Spark itself adds that windows are not null.
+    parts = [part for part in parts_of(node.condition) if not (isinstance(part, Call) and part.function == "IsNotNull")]
+    below = nodes[node.inputs[0]]
+    while isinstance(below, Project | Filter):
+        if isinstance(below, Project):
+            parts = over_input(parts, below.expressions)
+        below = nodes[below.inputs[0]]
+    if not isinstance(below, Aggregate) or below.session is None:
+        return
+    keys = range(len(below.keys))
+    for read in (columns_of([part]) for part in parts):
+        if below.session in read and all(column in keys for column in read):
+            raise PlanError(
+                "filter",
+                "Spark applies a condition over the bounds of session_window to the session of each row, before rows "
+                "that are close become one session: filter the times of rows in front of groupBy, or the sessions in "
+                "foreachBatch",
+            )
 
 
 def _check_join(mode: str, node: Join) -> None:
@@ -196,7 +235,8 @@ class _Grouping:
             spec, output = running
         else:
             aggregates = tuple(self._group_aggregate(aggregate) for aggregate in node.aggregates)
-            event_time = None if operators.output_mode == "complete" else self._event_time
+            keeps_late_rows = operators.output_mode == "complete" and self._session is None
+            event_time = None if keeps_late_rows else self._event_time
             total = not node.keys and operators.output_mode == "update"
             spec = specs.GroupSpec(
                 self._schema, keys, aggregates, operators.output_mode, event_time, self._session, total
@@ -206,6 +246,8 @@ class _Grouping:
         if isinstance(spec, specs.GroupSpec) and spec.mode == "complete":
             table = specs.TableSpec(spec, total=not node.keys)
             grouped, output = operators.apply_table(table, grouped), table.schema
+        elif operators.emits_latest and operators.output_mode == "update":
+            grouped = operators.apply_latest(keys, grouped, output)
         places = iter(self._leaf_names)
         columns = [
             rebuilt(self._below.columns[position].type, lambda: output.names.index(next(places)))

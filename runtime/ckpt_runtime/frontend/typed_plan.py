@@ -158,13 +158,13 @@ class StatefulFunction(_Node, frozen=True, tag="stateful_function", kw_only=True
 class Join(_Node, frozen=True, tag="join", kw_only=True):
     """Joins two inputs; ``how`` is Spark's name. The condition is over the left columns, then the right ones.
 
-    ``windows`` are the columns of the left and of the right input that are windows of event time, if both have one.
+    ``windows`` are the columns of the left and of the right input that are windows of event time, if one has some.
     ``late`` are the columns of both inputs by which Spark drops late rows, for joins of streams.
     """
 
     how: str
     condition: Expression | None
-    windows: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
+    windows: tuple[int | None, int | None] | msgspec.UnsetType = msgspec.UNSET
     late: tuple[int | None, int | None] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -232,7 +232,12 @@ def watermark_of_all_rows(at: int, nodes: Sequence[PlanNode]) -> int | None:
     return at if isinstance(below, Watermark) and below.plan_id == node.plan_id else None
 
 
-CONFIGURED = frozenset({"spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive"})
+CONFIGURED = frozenset(
+    {
+        *("spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive"),
+        "spark.sql.sources.partitionColumnTypeInference.enabled",
+    }
+)
 """The Spark options whose values the analyzer takes from the program. Other options can make Spark load classes."""
 EMPTY_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"

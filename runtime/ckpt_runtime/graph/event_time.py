@@ -3,8 +3,8 @@ metadata.
 
 An operator whose output is declared (``mapInArrow``) or computed ends the trace, as in Spark;
 ``transformWithState`` may name a column of its output.
-Behind a join it is the left side's column, or the right side's where all right rows are kept; a full outer join and one
-without time bounds end the trace.
+Behind a join it is the left side's column, or the right side's where all right rows are kept. A full outer join, one
+without time bounds, and one in which this side has no watermark end the trace.
 
 The options that align the watermarks of sources have the names that Flink SQL has for them;
 ``scheduler/watermark_alignment.py`` decides what they do while a job runs.
@@ -31,6 +31,7 @@ from ckpt_runtime.graph.specs import (
     GenerateSpec,
     GroupSpec,
     JoinSpec,
+    LatestSpec,
     LimitSpec,
     MapInArrowSpec,
     ObserveSpec,
@@ -38,11 +39,12 @@ from ckpt_runtime.graph.specs import (
     ProcessSpec,
     PythonFunctionsSpec,
     SinkSpec,
+    SourceSpec,
     StaticJoinSpec,
     WatermarkSpec,
 )
 
-_KEEP_COLUMNS = (ConditionSpec, ObserveSpec, GenerateSpec, PythonFunctionsSpec, DeduplicateSpec, LimitSpec)
+_KEEP_COLUMNS = (ConditionSpec, ObserveSpec, GenerateSpec, PythonFunctionsSpec, DeduplicateSpec, LatestSpec, LimitSpec)
 """Specs of operators that emit their input's columns unchanged."""
 NO_ROWS = ConditionSpec(Literal(False, "boolean"))
 """Only watermarks pass this operator."""
@@ -54,6 +56,22 @@ def has_watermark(inputs: Sequence[LogicalInput]) -> bool:
         isinstance(edge.node.spec, WatermarkSpec) or (bool(edge.node.inputs) and has_watermark(edge.node.inputs))
         for edge in inputs
     )
+
+
+def may_have_watermark(inputs: Sequence[LogicalInput]) -> bool:
+    """Returns whether streams have no watermark, and one that is set now sees whole batches of a source."""
+    return all(
+        isinstance(edge.node.spec, SourceSpec)
+        or (
+            isinstance(edge.node.spec, _OF_ONE_ROW)
+            and len(edge.node.inputs) == 1
+            and may_have_watermark(edge.node.inputs)
+        )
+        for edge in inputs
+    )
+
+
+_OF_ONE_ROW = (ConditionSpec, EvaluateSpec, PythonFunctionsSpec, StaticJoinSpec)
 
 
 def event_time_column(inputs: Sequence[LogicalInput]) -> str | None:
@@ -82,7 +100,8 @@ def _column_of(node: LogicalNode) -> str | None:
     if isinstance(spec, ProcessSpec):
         return spec.output_event_time
     if isinstance(spec, JoinSpec):
-        return {"right_outer": spec.right.event_time, "full_outer": None}.get(spec.how, spec.left.event_time)
+        side = spec.right if spec.how == "right_outer" else spec.left
+        return None if spec.how == "full_outer" or side.late_by == "" else side.event_time
     if not isinstance(spec, (*_KEEP_COLUMNS, EvaluateSpec, AggregateSpec, StaticJoinSpec)):
         return None
     column = event_time_column(node.inputs)
@@ -109,6 +128,7 @@ _TIMELESS = (
     EvaluateSpec,
     ExpandSpec,
     GenerateSpec,
+    LatestSpec,
     MapInArrowSpec,
     PythonFunctionsSpec,
     StaticJoinSpec,

@@ -31,6 +31,7 @@ KINDS: dict[type, str] = {
     specs.ExpandSpec: "expand",
     specs.GroupSpec: "aggregate",
     specs.TableSpec: "table",
+    specs.LatestSpec: "latest",
     specs.SortSpec: "sort",
     specs.LimitSpec: "limit",
     specs.DeduplicateSpec: "deduplicate",

@@ -65,6 +65,10 @@ MOST_ROWS = 10_000
 """Maximum number of rows that a Python function gets at once, which is Spark's default."""
 
 
+BYTES_OPTION = "spark.sql.execution.arrow.maxBytesPerBatch"
+"""The option of Spark with the size in Arrow, in bytes, that ends a frame of ``transformWithStateInPandas``."""
+
+
 def most_rows(settings: Mapping[str, str]) -> int:
     """The maximum by Spark's option among ``settings``; below 1 it means no limit."""
     rows = int(settings.get(ROWS_OPTION, MOST_ROWS))
@@ -205,9 +209,10 @@ class ExpandSpec:
 class GroupSpec:
     """Aggregates rows by ``keys``. ``schema`` is the input's, ``mode`` is append, update or complete.
 
-    Like update, complete emits the changed groups, but groups never end and rows are never late: a :class:`TableSpec`
-    follows, which keeps the result of every group. ``event_time`` is the timestamp column, a key, by which a row is
-    late and a group ends; without it no group ends. ``session`` names the columns, not keys, of a session's start and
+    Like update, complete emits the changed groups, but groups never end: a :class:`TableSpec` follows, which keeps the
+    result of every group. ``event_time`` is the timestamp column, a key, by which a row is late and a group ends;
+    without it no group ends. In mode complete only rows of sessions are late, as in Spark.
+    ``session`` names the columns, not keys, of a session's start and
     end: sessions of a key that touch become one, and the end is their event time. The result has the session's columns
     first, then the keys, then the aggregates. In mode complete :data:`REMOVED` follows for sessions: it is true in a
     row for a session that has become part of an earlier one. In mode update an aggregation without keys of its own
@@ -296,6 +301,13 @@ class TableSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LatestSpec:
+    """Keeps the last row of each key since the last checkpoint, and emits these rows with the next one."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SortOrder:
     """Orders rows by the input column at a position."""
 
@@ -371,7 +383,8 @@ class JoinSide:
     """One of the two streams of a join. ``keys`` match the other side's by position.
 
     ``event_time`` is the timestamp that the join's time bounds apply to, None without bounds. ``late_by`` is the
-    timestamp or window by which late rows are dropped, by default ``event_time``; without both no row is late.
+    timestamp or window by which late rows are dropped, by default ``event_time``; without both, or if it is an empty
+    text, no row is late.
     ``gates`` counts the input gates of its rows, more than one after a union.
     """
 
@@ -540,6 +553,7 @@ OperatorSpec = (
     | GroupSpec
     | TableSpec
     | SortSpec
+    | LatestSpec
     | LimitSpec
     | DeduplicateSpec
     | ProcessSpec

@@ -300,6 +300,13 @@ class Dispatcher:
             return shown
         return await self._planner.preview(program, continued, await read(continued, only_plans=True))
 
+    async def newest_checkpoint(self, directory: str) -> str | None:
+        """Returns the newest checkpoint of the program whose runs continue in a directory; None if it has none.
+
+        Raises :class:`SubmissionFailed`, and :class:`NotReady` when storage fails.
+        """
+        return await self._submitter.newest_in(directory)
+
     async def run_pipeline(self, request: RunRequest) -> str:
         """Returns the job id once the plan is checked and stored.
 

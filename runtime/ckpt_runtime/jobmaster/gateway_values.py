@@ -7,6 +7,7 @@ purpose is a REST answer, and its message is for the client.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
@@ -209,6 +210,14 @@ class LineagePlace:
 
     id: str
     incarnation: int = 1
+
+    @property
+    def query_id(self) -> str:
+        """The id in Spark's form, which a query keeps when it continues; a foreign snapshot may have any text."""
+        try:
+            return str(uuid.UUID(self.id))
+        except ValueError:
+            return self.id
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class JobShell:
     ) -> None:
         self.core = job_core
         self.view = JobView(submission)
-        self.progress = JobProgress(submission.job_id, submission.submitted_at_ms)
+        self.progress = JobProgress(submission.job_id, submission.place.query_id, submission.submitted_at_ms)
         self.when_changed: Callable[[JobStatus], None] = lambda status: None  # noqa: ARG005
         """Is called with each status that the job enters."""
         self._announcer = announcer or JobAnnouncer(submission.job_id)

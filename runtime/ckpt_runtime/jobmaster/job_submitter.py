@@ -187,10 +187,14 @@ class JobSubmitter:
         directory = configuration.get(CheckpointingOptions.CONTINUE_IN)
         if directory is None or request.savepoint_path is not None or request.drill:
             return None
-        newest = await self._newest_in(directory)
+        newest = await self.newest_in(directory)
         return None if newest is None else replace(request, savepoint_path=newest, claim_mode=RecoveryClaimMode.CLAIM)
 
-    async def _newest_in(self, directory: str) -> str | None:
+    async def newest_in(self, directory: str) -> str | None:
+        """Returns the newest checkpoint of the program whose runs continue in a directory; None if it has none.
+
+        Raises SubmissionFailed, and NotReady when storage does not answer.
+        """
         try:
             return await asyncio.get_running_loop().run_in_executor(
                 self._pools.paths(directory), newest_checkpoint, directory
@@ -204,7 +208,7 @@ class JobSubmitter:
         if directory is None or request.savepoint_path is not None:
             return
         chosen = None if submission.savepoint is None else submission.savepoint.directory
-        newest = await self._newest_in(directory)
+        newest = await self.newest_in(directory)
         if newest != chosen:
             raise NotReady(f"another run in {directory} has ended at {newest} since this one was planned; retry")
 

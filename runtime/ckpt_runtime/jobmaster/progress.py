@@ -138,8 +138,8 @@ class _Checkpoint:
 class JobProgress:
     """The measures of one job under one driver."""
 
-    def __init__(self, job_id: str, started_at_ms: int) -> None:
-        self._id = str(uuid.UUID(job_id))
+    def __init__(self, job_id: str, query_id: str, started_at_ms: int) -> None:
+        self._ids = {"id": query_id, "runId": str(uuid.UUID(job_id))}
         self._reported_at_ms = started_at_ms
         self._completed = -1
         self._acknowledged: dict[int, dict[SubtaskKey, Sequence[Interval]]] = {}
@@ -217,7 +217,7 @@ class JobProgress:
     def _texts(self, checkpoint: _Checkpoint) -> Iterator[str]:
         for uid, sink in checkpoint.graph.sinks.items():
             if uid == sink:  # a committer belongs to the query of its writers
-                yield json.dumps(_report(self._id, checkpoint, uid))
+                yield json.dumps({**self._ids, **_report(checkpoint, uid)})
 
 
 def _without_levels(measures: OperatorMeasures) -> OperatorMeasures:
@@ -257,8 +257,8 @@ def _above(graph: JobGraph, sink: str) -> list[OperatorNode]:
     return [node for each in graph.vertices if each.id in found for node in each.operators]
 
 
-def _report(query_id: str, checkpoint: _Checkpoint, sink: str) -> dict[str, Any]:
-    """The report of one query."""
+def _report(checkpoint: _Checkpoint, sink: str) -> dict[str, Any]:
+    """The report of one query, without its ids."""
     nodes = _above(checkpoint.graph, sink)
     totals = {node.uid: checkpoint.totals.get(node.uid, OperatorTotals()) for node in nodes}
     seconds = max(1, checkpoint.begun_ms - checkpoint.since_ms) / 1000
@@ -268,8 +268,6 @@ def _report(query_id: str, checkpoint: _Checkpoint, sink: str) -> dict[str, Any]
     observed = dict(_observed(nodes, totals))
     event_time = _event_time(nodes, totals)
     return {
-        "id": query_id,
-        "runId": query_id,
         "name": last.name if last.uid == f"{last.name}{_SUFFIX}" else None,
         "timestamp": spark_time(checkpoint.begun_ms),
         "batchId": checkpoint.id,

@@ -28,11 +28,17 @@ _COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
 
 
 class FrameGroups(RowGroups):
-    """Groups the rows of batches by key columns into frames of all columns, of at most ``most`` rows for each key."""
+    """Groups the rows of batches by key columns into frames of all columns, of at most ``most`` rows for each key.
 
-    def __init__(self, keys: Sequence[str], most: int, zone: str = "UTC", hidden: int = 0) -> None:
+    As in Spark, a frame ends with the row that brings it to ``most_bytes``, by the mean size of a batch's rows.
+    """
+
+    def __init__(
+        self, keys: Sequence[str], most: int, zone: str = "UTC", hidden: int = 0, *, most_bytes: int | None = None
+    ) -> None:
         super().__init__(keys, zone, hidden)
         self._most = most
+        self._most_bytes = most_bytes
 
     def given(self, key: Key) -> Key:
         """Returns the key as user code gets it: with the scalars and missing values of pandas; times have no zone."""
@@ -67,6 +73,8 @@ class FrameGroups(RowGroups):
 
         names, most = batch.schema.names, self._most
         arrays = pa.RecordBatch.from_arrays([plain(column) for column in self.in_zone(batch)], names)
+        if self._most_bytes is not None and arrays.nbytes:
+            most = min(most, -(-self._most_bytes * arrays.num_rows // arrays.nbytes))
         series = ArrowBatchTransformer.to_pandas(arrays, timezone=self._zone)
         whole = pd.concat(series, axis=1)
         whole.columns = names

@@ -1,9 +1,13 @@
 """Joins two streams by key and, with bounds, by event time, on the conventions of Spark's stream-stream joins.
 
 A pair is emitted as soon as both rows have arrived: pairs are ordered by the row that completes them, then by the
-arrival of its partners. A null in a key or in event time matches nothing. Late rows are dropped. With time bounds, a
-row is removed from state when the watermark has passed everything that it could match, and an outer join then emits it
-with nulls if it has no match. Without bounds (inner only) every row that is not late is kept forever. Never blocks.
+arrival of its partners. Late rows are dropped. With time bounds, a row is removed from state when the watermark has
+passed everything that it could match, and an outer join then emits it with nulls if it has no match. Without bounds
+(inner only) every row that is not late is kept forever. Never blocks.
+
+Nulls are treated as in Spark. An outer join keeps rows whose key is null on the sides whose rows it emits alone: two of
+them match in a full outer join. On other sides they are dropped. With bounds, a row without event time is dropped:
+Spark keeps it for ever, and it matches nothing.
 
 The emitted watermark is delayed by the greater bound, so that no result row is late by the event time of either side.
 """
@@ -135,14 +139,13 @@ class JoinOperator(LeavesOutBadRows):
         self._buffers.compact_if_due()
 
     def _that_can_match(self, side: _Side, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the rows without nulls in key and event time; an outer join emits the others at once."""
+        """Returns the rows that have event time, and a key unless the side's rows are emitted alone."""
         nullable = [column for column in map(batch.column, side.match_columns) if column.null_count]
         if not nullable:
             return batch
         valid = pc.is_valid(nullable[0])
         for column in nullable[1:]:
             valid = pc.and_(valid, pc.is_valid(column))
-        self._emit_unmatched(side, batch.filter(pc.invert(valid)))
         return batch.filter(valid)
 
     def _matches(
@@ -296,9 +299,9 @@ class _Side:
         self.outer = outer
         self.bounds = (0, 0)
         self._kept = 0
-        late_by = self.spec.late_by or self.spec.event_time
-        self.late_rows = None if late_by is None else LateRows(late_by)
-        self.match_columns = list(self.spec.keys)
+        late_by = self.spec.event_time if self.spec.late_by is None else self.spec.late_by
+        self.late_rows = LateRows(late_by) if late_by else None
+        self.match_columns = [] if outer else list(self.spec.keys)
         self._unit = ""
         event_time = None
         if spec.within_ms is not None:

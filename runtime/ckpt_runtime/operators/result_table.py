@@ -1,4 +1,6 @@
-"""Output mode ``complete``: the whole result of an aggregation, sorted and limited as the query requests.
+"""The results of aggregations as sinks get them with each checkpoint: the latest row of each group, or all of them.
+
+In output mode ``complete`` it is the whole result, sorted and limited as the query requests.
 
 The aggregation emits the rows of groups that have changed. :class:`ResultTableOperator`, in one subtask, keeps the
 latest row of each group as keyed state. Before a barrier, if a row has changed since the last emission, it emits all
@@ -24,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
-from ckpt_runtime.graph.specs import REMOVED, LimitSpec, SortOrder, SortSpec, TableSpec
+from ckpt_runtime.graph.specs import REMOVED, LatestSpec, LimitSpec, SortOrder, SortSpec, TableSpec
 from ckpt_runtime.operators.group_state import OUTPUT_ROWS, GroupStateOperator
 from ckpt_runtime.operators.groups import row_of_none
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
@@ -90,6 +92,52 @@ class ResultTableOperator(GroupStateOperator):
                 held = []
         if held:
             yield pa.concat_batches(held)
+
+
+class LatestOperator(Operator):
+    """Built from a :class:`LatestSpec`: what an aggregation in output mode ``update`` emits between two checkpoints, as
+    one row for each group, as in one of Spark's batches.
+
+    It has no state, because it emits all rows before a barrier. Rows that wait are reduced to the last ones whenever
+    their number has doubled.
+    """
+
+    requires_final_checkpoint = False
+
+    def __init__(self, spec: LatestSpec) -> None:
+        self._keys = list(spec.keys)
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows_waiting = 0
+        self._most_waiting = OUTPUT_ROWS
+
+    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        self._waiting.append(batch)
+        self._rows_waiting += batch.num_rows
+        if self._rows_waiting > self._most_waiting:
+            latest = self._latest()
+            self._waiting, self._rows_waiting = [latest], latest.num_rows
+            self._most_waiting = max(OUTPUT_ROWS, 2 * latest.num_rows)
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        self._emit_waiting()
+
+    def finish(self) -> None:
+        self._emit_waiting()
+
+    def _emit_waiting(self) -> None:
+        if self._waiting:
+            latest = self._latest()
+            self._waiting, self._rows_waiting = [], 0
+            for start in range(0, latest.num_rows, OUTPUT_ROWS):
+                self.output.emit(latest.slice(start, OUTPUT_ROWS))
+
+    def _latest(self) -> pa.RecordBatch:
+        """The last waiting row of each key, in the order in which they came."""
+        whole = pa.concat_batches(self._waiting)
+        keys = pa.table({str(at): plain(whole.column(name)) for at, name in enumerate(self._keys)})
+        numbered = keys.append_column("row", pa.array(np.arange(whole.num_rows)))
+        grouped = numbered.group_by(keys.column_names, use_threads=False).aggregate([("row", "max")])
+        return whole.take(grouped.column("row_max").combine_chunks().sort())
 
 
 class SortOperator(Operator):

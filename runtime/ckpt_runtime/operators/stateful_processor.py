@@ -27,7 +27,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, ProcessorTrigger
 from ckpt_runtime.frontend.static_tables import read_table
-from ckpt_runtime.graph.specs import ZONE_OPTION, ProcessSpec, most_rows
+from ckpt_runtime.graph.specs import BYTES_OPTION, ZONE_OPTION, ProcessSpec, most_rows
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
@@ -207,7 +207,9 @@ class StatefulProcessorOperator(Operator):
         spec = self._spec
         hidden = 0 if self._nested is None else self._nested.hidden
         if spec.in_pandas:
-            return FrameGroups(spec.keys, most_rows(spec.settings), self._zone, hidden)
+            size = spec.settings.get(BYTES_OPTION)
+            most_bytes = None if size is None else int(size)
+            return FrameGroups(spec.keys, most_rows(spec.settings), self._zone, hidden, most_bytes=most_bytes)
         return RowGroups(spec.keys, self._zone, hidden)
 
     def _prefetch(self, keys: Iterable[Key]) -> None:

@@ -43,7 +43,7 @@ from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.observe import ObserveOperator
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore, WaitingInput
 from ckpt_runtime.operators.python_functions import MapInArrowOperator, PythonFunctionsOperator
-from ckpt_runtime.operators.result_table import LimitOperator, ResultTableOperator, SortOperator
+from ckpt_runtime.operators.result_table import LatestOperator, LimitOperator, ResultTableOperator, SortOperator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from ckpt_runtime.operators.static_join import StaticJoinOperator
 from ckpt_runtime.operators.typed_expressions import (
@@ -199,6 +199,7 @@ _OF_SPEC: dict[type, Callable[..., Operator]] = {
     specs.MapInArrowSpec: MapInArrowOperator,
     specs.WatermarkSpec: WatermarkOperator,
     specs.TableSpec: ResultTableOperator,
+    specs.LatestSpec: LatestOperator,
     specs.SortSpec: SortOperator,
     specs.LimitSpec: LimitOperator,
     specs.DeduplicateSpec: DeduplicateOperator,

@@ -22,8 +22,7 @@ Batches = Sequence[Sequence[Any]]
 class Program:
     """A query over streams. ``inputs`` are the batches of each stream, by the parameters of ``build``.
 
-    ``schemas`` are the columns of streams that are not ``v INT``. ``keys`` identify a row in output mode ``update``:
-    the last row of each key counts, because both systems emit others before it. ``settings`` are options of Spark.
+    ``schemas`` are the columns of streams that are not ``v INT``. ``settings`` are options of Spark.
     ``differs`` says what the engine does instead, where its rows are not Spark's.
     """
 
@@ -32,7 +31,6 @@ class Program:
     inputs: Mapping[str, Batches]
     schemas: Mapping[str, str]
     mode: str
-    keys: tuple[str, ...]
     settings: Mapping[str, str]
     differs: str = ""
     suite: bool = False
@@ -45,7 +43,6 @@ PROGRAMS: dict[str, Program] = {}
 def program(
     mode: str = "append",
     *,
-    keys: str = "",
     settings: Mapping[str, str] | None = None,
     differs: str = "",
     suite: bool = False,
@@ -57,9 +54,7 @@ def program(
     def register(build: Callable[..., DataFrame] | None = None, **builds: Callable[..., DataFrame]) -> Any:
         for name, made in {build.__name__: build}.items() if build else builds.items():
             assert name not in PROGRAMS, name
-            found = Program(
-                name, made, inputs, schemas or {}, mode, tuple(keys.split()), settings or {}, differs, suite
-            )
+            found = Program(name, made, inputs, schemas or {}, mode, settings or {}, differs, suite)
             PROGRAMS[name] = found
         return build
 

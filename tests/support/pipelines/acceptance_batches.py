@@ -39,7 +39,7 @@ def windows_of_late_rows(rows: DataFrame) -> DataFrame:
     return timed(rows).groupBy(F.window("t", "5 seconds"), "k").count().selectExpr(*seconds(), "k", "count")
 
 
-program("update", keys="start k", schemas=PAIRS, rows=BATCHES)(windows_of_late_rows_in_update_mode=windows_of_late_rows)
+program("update", schemas=PAIRS, rows=BATCHES)(windows_of_late_rows_in_update_mode=windows_of_late_rows)
 
 program("append", schemas=PAIRS, rows=BATCHES)(
     sessions_of_late_rows=lambda rows: (
@@ -195,7 +195,7 @@ def windows_of_a_union_with_one_watermark(rows: DataFrame, others: DataFrame) ->
     return both.groupBy(F.window("t", "10 seconds")).agg(F.sum("v").alias("s")).selectExpr(*seconds(), "s")
 
 
-@program("update", keys="start", **UNITED)
+@program("update", **UNITED)
 def windows_of_a_union_with_one_watermark_in_update_mode(rows: DataFrame, others: DataFrame) -> DataFrame:
     both = timed(rows.union(others.where("v > 2")), "10 seconds")
     return both.groupBy(F.window("t", "10 seconds")).agg(F.sum("v").alias("s")).selectExpr(*seconds(), "s")

@@ -28,7 +28,7 @@ program("append", schemas=PAIRS, rows=([("a", 1)], [("a", 2), ("b", 1)], [("b", 
     duplicates_of_some_columns=lambda rows: rows.dropDuplicates(["k"])
 )
 
-program("update", keys="k v", schemas=PAIRS, rows=([("a", 1)], [("a", 2), ("b", 1)], [("b", 1)]))(
+program("update", schemas=PAIRS, rows=([("a", 1)], [("a", 2), ("b", 1)], [("b", 1)]))(
     duplicates_in_update_mode=lambda rows: rows.dropDuplicates(["k"])
 )
 
@@ -71,7 +71,6 @@ def windows_of_deduplicated_rows(rows: DataFrame) -> DataFrame:
 
 program(
     "update",
-    keys="n",
     schemas=PAIRS,
     rows=([("a", 1)], [("a", 2), ("b", 3)]),
     differs="The engine refuses it: the rows of an aggregation change.",
@@ -148,7 +147,7 @@ program("complete", schemas=PAIRS, rows=([("a", 10)], [("a", 11)]))(
     )
 )
 
-program("update", keys="k", schemas=PAIRS, rows=([("a", 10)], [("a", 11), ("b", 12)]))(
+program("update", schemas=PAIRS, rows=([("a", 10)], [("a", 11), ("b", 12)]))(
     duplicates_within_a_watermark_in_update_mode=lambda rows: (
         timed(rows, "2 seconds").dropDuplicatesWithinWatermark(["k"]).select("k", "v")
     )
@@ -168,13 +167,13 @@ def sessions_in_append_mode(rows: DataFrame) -> DataFrame:
     return sessions.agg(F.count("*").alias("n")).selectExpr("word", *seconds("s"), "n")
 
 
-@program("complete", schemas=WORDS, rows=SPOKEN, differs="The engine drops no late row in output mode complete.")
+@program("complete", suite=True, schemas=WORDS, rows=SPOKEN)
 def sessions_in_complete_mode(rows: DataFrame) -> DataFrame:
     sessions = words(rows).groupBy(F.session_window("t", "10 seconds").alias("s"), "word")
     return sessions.agg(F.count("*").alias("n")).selectExpr("word", *seconds("s"), "n")
 
 
-@program("update", keys="word start", schemas=WORDS, rows=SPOKEN)
+@program("update", schemas=WORDS, rows=SPOKEN)
 def sessions_in_update_mode(rows: DataFrame) -> DataFrame:
     sessions = words(rows).groupBy(F.session_window("t", "10 seconds").alias("s"), "word")
     return sessions.agg(F.count("*").alias("n")).selectExpr("word", *seconds("s"), "n")

@@ -54,7 +54,7 @@ program("append", **NUMBERS)(
     join_without_an_equality=lambda left, right: left.join(right.withColumnRenamed("v", "w"), F.expr("v < w")),
 )
 
-program("update", keys="key", **NUMBERS)(join_in_update_mode=lambda left, right: of_windows(left, right, "inner"))
+program("update", **NUMBERS)(join_in_update_mode=lambda left, right: of_windows(left, right, "inner"))
 
 
 program("complete", **NUMBERS)(join_in_complete_mode=lambda left, right: of_windows(left, right, "inner"))
@@ -188,14 +188,17 @@ for _how in ("inner", "left_outer", "right_outer", "full_outer", "left_semi"):
     _register_suites(_how)
 
 
-NULLS = {"left": ([(None, 5)], [(1, 30)]), "right": ([(None, 5)], [(2, 31)])}
-
-
-program("append", schemas=RANGES, **NULLS, differs="The engine emits a row whose key is null at once.")(
-    left_join_by_null_keys=lambda left, right: of_ranges(
-        left, right, CONDITIONS["between"].replace("5 SECONDS", "50 SECONDS"), "left_outer"
-    )
+LONG = CONDITIONS["between"].replace("5 SECONDS", "50 SECONDS")
+program("append", schemas=RANGES, left=([(None, 5)], [(1, 30)]), right=([(None, 5)], [(2, 31)]))(
+    left_join_by_null_keys=lambda left, right: of_ranges(left, right, LONG, "left_outer")
 )
+program(
+    "append",
+    suite=True,
+    schemas=RANGES,
+    left=([(None, 5), (1, None), (2, 6)], [(1, 30)], [(1, 200), (None, 201)]),
+    right=([(None, 7), (2, None)], [(2, 31)], [(2, 200), (None, 202)]),
+)(full_join_by_null_keys_and_times=lambda left, right: of_ranges(left, right, LONG, "full_outer"))
 
 program("append", schemas=RANGES, **RANGED)(
     inner_join_with_a_watermark_on_the_left_side=lambda left, right: of_ranges(
@@ -224,6 +227,47 @@ program("append", schemas=RANGES, **RANGED)(
     join_of_an_expression_with_a_cast=lambda left, right: of_ranges(
         left, right, "cast(l AS string) = cast(r + 0 AS string)"
     ),
+)
+
+
+def of_times(left: DataFrame, right: DataFrame, how: str, delays: tuple[str, str]) -> DataFrame:
+    """A join by keys and windows of two streams of which one may have no delay, and so no watermark."""
+    one, other = (
+        left.selectExpr("l AS k", "timestamp_seconds(lv) AS t", "lv"),
+        right.selectExpr("r AS k", "timestamp_seconds(rv) AS t", "rv"),
+    )
+    one = one.withWatermark("t", delays[0]) if delays[0] else one
+    other = other.withWatermark("t", delays[1]) if delays[1] else other
+    window = F.window("t", "10 seconds")
+    joined = one.select("k", window, "lv").join(other.select("k", window, "rv"), ["k", "window"], how)
+    return joined.selectExpr("k", *seconds(), "lv", "rv")
+
+
+PASSED = {
+    "left": ([(1, 1)], [(25, 25)], [(5, 5)], [(40, 40), (26, 26)], [(90, 90)], [(30, 30), (91, 91)]),
+    "right": ([(1, 1)], [(25, 25), (26, 26)], [(1, 1), (5, 5)], [(40, 40)], [(25, 25), (40, 40), (91, 91)], [(30, 30)]),
+}
+"""Rows of both sides whose partners the watermark has passed."""
+program("append", schemas=RANGES, **PASSED)(
+    inner_join_of_windows_with_a_watermark_on_the_left_side=lambda left, right: of_times(
+        left, right, "inner", ("10 seconds", "")
+    ),
+    left_join_of_windows_with_a_watermark_on_the_right_side=lambda left, right: of_times(
+        left, right, "left_outer", ("", "10 seconds")
+    ),
+    inner_join_of_ranges_and_late_rows_with_a_watermark_on_the_left_side=lambda left, right: of_ranges(
+        left, right, CONDITIONS["between"], delays=("10 seconds", "")
+    ),
+)
+program("append", schemas=RANGES, differs="The engine refuses it: rows behind state have no watermark.", **PASSED)(
+    join_with_rows_without_duplicates_that_have_no_watermark=lambda left, right: of_ranges(
+        left, right.dropDuplicates(), "l = r AND lt = rt", delays=("10 seconds", "")
+    )
+)
+program("append", suite=True, schemas=RANGES, **PASSED)(
+    full_join_of_times_with_a_watermark_on_the_left_side=lambda left, right: of_ranges(
+        left, right, "l = r AND lt = rt", "full_outer", ("10 seconds", "")
+    )
 )
 
 program("append", schemas=RANGES, **RANGED, differs="The engine refuses it: both sides need a watermark.")(
@@ -279,6 +323,18 @@ def join_with_a_table_whose_condition_calls_a_python_function(rows: DataFrame) -
     table = rows.sparkSession.createDataFrame([("a", "x"), ("a", "yy"), ("c", "z")], "name STRING, text STRING")
     longer = F.udf("boolean")(lambda text, v: len(text) > v - 1)
     return rows.join(table, (rows.k == table.name) & longer("text", "v"))
+
+
+@program("append", suite=True, left=([1, 5], [10, None], [1]), right=([1, 5, 10], [None], [5, 1]))
+def joins_whose_equality_is_in_a_filter_or_inside_a_condition(left: DataFrame, right: DataFrame) -> DataFrame:
+    left.createOrReplaceTempView("ones")
+    right.createOrReplaceTempView("others")
+    return left.sparkSession.sql(
+        "SELECT 'filter' AS how, a.v FROM ones a, others b WHERE a.v = b.v AND b.v > 1 UNION ALL "
+        "SELECT 'three', a.v FROM ones a, ones b, others c WHERE a.v = c.v AND b.v = c.v UNION ALL "
+        "SELECT 'negated', a.v FROM ones a JOIN others b ON NOT (a.v <> b.v) UNION ALL "
+        "SELECT 'either', a.v FROM ones a JOIN others b ON (a.v = b.v AND a.v > 4) OR (a.v = b.v AND b.v < 2)"
+    )
 
 
 @program("append", schemas=RANGES, **RANGED)
@@ -354,7 +410,7 @@ def anti_join_with_a_table(rows: DataFrame) -> DataFrame:
     return rows.join(table, "k", "left_anti")
 
 
-@program("update", keys="name", schemas={"rows": "k STRING, v INT"}, rows=([("a", 1), ("b", 2)], [("a", 3)]))
+@program("update", schemas={"rows": "k STRING, v INT"}, rows=([("a", 1), ("b", 2)], [("a", 3)]))
 def aggregation_behind_a_join_with_a_table(rows: DataFrame) -> DataFrame:
     table = rows.sparkSession.createDataFrame([("a", "x"), ("b", "y")], "k STRING, name STRING")
     return rows.join(table, "k").groupBy("name").agg(F.sum("v").alias("s"))

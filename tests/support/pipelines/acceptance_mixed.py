@@ -35,7 +35,7 @@ def sliding_windows_with_a_start_time(rows: DataFrame) -> DataFrame:
     return made.selectExpr("k", *seconds(), "latest", "vs")
 
 
-@program("update", keys="k start", schemas=PAIRS, rows=EVENTS)
+@program("update", schemas=PAIRS, rows=EVENTS)
 def windows_with_a_condition_behind_them(rows: DataFrame) -> DataFrame:
     windows = timed(rows).groupBy(F.window("t", "20 seconds"), "k").agg(F.sum("v").alias("s"), F.count("*").alias("n"))
     return windows.where("s > 10 OR n > 1").selectExpr("k", *seconds(), "s", "n")
@@ -165,7 +165,7 @@ def greatest_totals_of_all_windows(rows: DataFrame) -> DataFrame:
     return windows.selectExpr("k", *seconds(), "s").orderBy(F.desc("s"), "k").limit(3)
 
 
-@program("update", keys="k", schemas=PAIRS, rows=EVENTS)
+@program("update", schemas=PAIRS, rows=EVENTS)
 def counts_of_documents_in_json(rows: DataFrame) -> DataFrame:
     texts = rows.select(
         F.to_json(F.struct("k", F.struct("v", F.array("v", "v").alias("vs")).alias("in"))).alias("value")
@@ -175,7 +175,7 @@ def counts_of_documents_in_json(rows: DataFrame) -> DataFrame:
     return summed.groupBy("k").agg(F.sum("s").alias("s"), F.max("in").alias("greatest"))
 
 
-program("update", keys="k", schemas=PAIRS, rows=EVENTS)(
+program("update", schemas=PAIRS, rows=EVENTS)(
     lists_ordered_by_another_column=lambda rows: rows.groupBy("k").agg(
         F.expr("listagg(cast(v AS STRING), ',') WITHIN GROUP (ORDER BY v % 10 DESC, v)").alias("vs")
     ),
@@ -197,7 +197,7 @@ def group_by_all_in_sql(rows: DataFrame) -> DataFrame:
     )
 
 
-@program("update", keys="k", schemas=PAIRS, rows=EVENTS)
+@program("update", schemas=PAIRS, rows=EVENTS)
 def conditional_aggregates_in_sql(rows: DataFrame) -> DataFrame:
     rows.createOrReplaceTempView("some_rows")
     return rows.sparkSession.sql(
@@ -225,7 +225,7 @@ class Alarms(Processor):
         yield Row(k=key[0], n=expiredTimerInfo.getExpiryTimeInMs())
 
 
-program("update", schemas=PAIRS, rows=EVENTS, keys="k n", settings=ROCKSDB)(
+program("update", schemas=PAIRS, rows=EVENTS, settings=ROCKSDB)(
     timers_that_set_the_next_timer=lambda rows: (
         timed(rows).groupBy("k").transformWithState(Alarms(), "k STRING, n LONG", "Update", "EventTime")
     )
@@ -276,7 +276,7 @@ class Basket(Processor):
         yield Row(k=key[0], n=len(items), reported=str(reported))
 
 
-program("update", schemas=PAIRS, rows=EVENTS, keys="k n reported", settings=ROCKSDB)(
+program("update", schemas=PAIRS, rows=EVENTS, settings=ROCKSDB)(
     processor_with_three_kinds_of_state=lambda rows: (
         timed(rows).groupBy("k").transformWithState(Basket(), "k STRING, n INT, reported STRING", "Update", "None")
     )
@@ -308,7 +308,7 @@ def tracking(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupS
     yield pd.DataFrame({"k": [key[0]], "vs": [[*values, known]], "watermark": [state.getCurrentWatermarkMs()]})
 
 
-@program("update", schemas=PAIRS, rows=EVENTS, keys="k vs watermark")
+@program("update", schemas=PAIRS, rows=EVENTS)
 def function_with_several_states_and_timeouts(rows: DataFrame) -> DataFrame:
     state, result = "n LONG, counts STRING, at TIMESTAMP", "k STRING, vs ARRAY<INT>, watermark LONG"
     return timed(rows).groupBy("k").applyInPandasWithState(tracking, result, state, "update", "EventTimeTimeout")
@@ -450,7 +450,7 @@ def rows_that_a_table_lacks(rows: DataFrame) -> DataFrame:
     return rows.join(known, ["k", "v"], "left_anti").join(known.select("v"), "v", "left_semi").select("k", "v")
 
 
-@program("update", keys="k size", schemas=PAIRS, rows=EVENTS)
+@program("update", schemas=PAIRS, rows=EVENTS)
 def groups_by_what_functions_compute(rows: DataFrame) -> DataFrame:
     @F.udf("struct<size: string, odd: boolean>")
     def sized(v: int) -> Any:
@@ -480,7 +480,6 @@ def cube_with_the_number_of_its_grouping(rows: DataFrame) -> DataFrame:
 
 program(
     "update",
-    keys="k",
     schemas={"rows": "k STRING, v INT, x DOUBLE"},
     rows=([("a", 1, None), ("a", 2, 0.5)], [("a", None, 1.5), ("b", None, None)], [("b", 9, 3.5)]),
 )(
@@ -571,7 +570,7 @@ class PandasTotals(Processor):
         yield pd.DataFrame({"k": [key[0]], "parity": [key[1]], "n": [n], "at": [pd.Timestamp("2026-01-01")]})
 
 
-@program("update", keys="k parity", schemas=PAIRS, rows=EVENTS, settings=ROCKSDB)
+@program("update", schemas=PAIRS, rows=EVENTS, settings=ROCKSDB)
 def processor_of_frames_by_a_computed_key(rows: DataFrame) -> DataFrame:
     keyed = rows.withColumn("parity", F.col("v") % 2)
     grouped = keyed.groupBy("k", "parity")

@@ -334,7 +334,7 @@ class Nested(Processor):
         )
 
 
-program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)(
+program("update", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)(
     processor_counts=lambda rows: rows.groupBy("k").transformWithState(Counts(), COUNTED, "Update", "None"),
     processor_of_frames_counts=lambda rows: rows.groupBy("k").transformWithStateInPandas(
         CountsOfFrames(), COUNTED, "Update", "None"
@@ -376,7 +376,7 @@ program("append", schemas=PAIRS, settings=ROCKSDB, rows=(*REARMED, [("b", 80)], 
     )
 )
 
-program("update", keys="k", schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=ROWS)(
+program("update", schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=ROWS)(
     processor_with_states_that_expire=lambda rows: rows.groupBy("k").transformWithState(
         Expiring(), COUNTED, "Update", "ProcessingTime"
     )
@@ -397,7 +397,7 @@ program(
 )
 
 
-@program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+@program("update", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
 def processor_with_an_initial_state(rows: DataFrame) -> DataFrame:
     before = rows.sparkSession.createDataFrame([("a", 10), ("z", 5)], "k STRING, n LONG").groupBy("k")
     return rows.groupBy("k").transformWithState(Started(), COUNTED, "Update", "None", before)
@@ -416,7 +416,7 @@ program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)(
 )
 
 
-@program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+@program("update", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
 def processor_with_an_initial_state_of_more_keys(rows: DataFrame) -> DataFrame:
     before = rows.sparkSession.createDataFrame([("a", 10)], "k STRING, n LONG").groupBy("k", "n")
     return rows.groupBy("k").transformWithState(Started(), COUNTED, "Update", "None", before)
@@ -619,7 +619,7 @@ def said(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
     yield pd.DataFrame({"k": [repr(key)], "n": [n + len(values)]})
 
 
-program("update", keys="k", schemas=PAIRS, rows=ROWS)(
+program("update", schemas=PAIRS, rows=ROWS)(
     function_of_frames_with_state_counts=lambda rows: rows.groupBy("k").applyInPandasWithState(
         running, COUNTED, "n LONG", "update", "NoTimeout"
     )

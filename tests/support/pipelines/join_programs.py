@@ -9,6 +9,8 @@ LEFT = "id LONG, k STRING, lt TIMESTAMP"
 RIGHT = "n LONG, key STRING, rt TIMESTAMP"
 NEAR = "k = key AND rt BETWEEN lt - INTERVAL 3 SECONDS AND lt + INTERVAL 5 SECONDS"
 
+OR_NULL = "nullif(key, 'A')"
+
 
 def pipeline(spark: SparkSession, source: str, directory: str, output: str, names: str) -> None:
     """Starts the queries with these names, which commas separate."""
@@ -55,9 +57,11 @@ def queries(left: DataFrame, right: DataFrame) -> dict[str, DataFrame]:
         "after_right": one.join(other, F.expr("k = key AND rt > lt + INTERVAL 20 SECONDS"), "right"),
         "before_left": one.join(other, F.expr("k = key AND rt < lt - INTERVAL 20 SECONDS AND id < 99"), "left"),
         "distinct": one.dropDuplicates(["id", "lt"]).join(other, F.expr(NEAR), "left"),
-        "nulls_match": one.join(other, F.expr(f"k <=> key AND {NEAR.partition('AND ')[2]}"), "left"),
-        "same_struct": one.join(other, F.expr("struct(k, id % 2) = struct(key, n % 2) AND lt = rt"), "full"),
-        "same_struct_or_null": left.join(right, F.expr("struct(lt, k) <=> struct(rt, key)")),
+        "nulls_match": one.join(other, F.expr(f"k <=> {OR_NULL} AND {NEAR.partition('AND ')[2]}"), "left"),
+        "same_struct": one.join(
+            other, F.expr(f"struct(k, id % 2 AS m) = struct({OR_NULL} AS k, n % 2 AS m) AND lt = rt"), "full"
+        ),
+        "same_struct_or_null": left.join(right, F.expr(f"struct(lt, k) <=> struct(rt, {OR_NULL})")),
         "unbounded": left.join(right.withColumnRenamed("key", "k"), ["k"]).filter("id + n < 40"),
         "self": one.alias("a").join(one.alias("b"), again).select("a.id", "b.lt"),
     }

@@ -19,6 +19,8 @@ def pipeline(spark: SparkSession, path: str, output: str, case: str) -> None:
     writer = frame.writeStream.format("parquet")
     if case == "memory":
         writer = writer.format("memory")
+    if case == "partitions of a function":
+        writer = writer.partitionBy("customer").foreach(print)
     writer.start(output)
 
 

@@ -122,20 +122,3 @@ def test_wait_continues_after_the_session_did_not_answer_for_a_minute(
     assert 3 < len(asked) <= 45, asked
     lines = [record.getMessage() for record in caplog.records]
     assert sum("the session is away" in line for line in lines) >= len(found) * 2
-
-
-def test_a_deadline_within_the_minute_ends_the_wait_and_names_the_trouble() -> None:
-    minute = Minute("stream")
-    minute.deadline = 33.0
-
-    async def run() -> None:
-        hub = EventHub(minute.client())
-        waits = [asyncio.create_task(minute.wait(condition, hub)) for condition in conditions()]
-        await asyncio.sleep(3)
-        minute.server.away = True
-        assert set(await asyncio.gather(*waits)) == {"timeout"}
-        hub.close()
-        await asyncio.gather(hub._watching, return_exceptions=True)
-
-    run_virtually(run())
-    assert all(33.0 <= ended <= 36.0 for ended in minute.ended)

@@ -158,19 +158,6 @@ def test_the_first_savepoint_of_a_job_that_began_later_is_new(job_manager: JobMa
     run_at_hubs(run())
 
 
-def test_checkpoints_are_no_savepoints(job_manager: JobManager) -> None:
-    async def run() -> None:
-        store = AssetStore()
-        watching = Triggerer(store, "checkpoints")
-        waiting = await watching.has_looked(store)
-        take(job_manager)
-        number, _ = job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
-        assert (await waiting)["id"] == number
-        await watching.end()
-
-    run_at_hubs(run())
-
-
 @pytest.mark.row("air.5", "air.11")
 def test_watch_with_an_event_stream_polls_nothing(job_manager: JobManager) -> None:
     """Watchers and waits share it; a look follows an event that concerns the job, and no other."""

@@ -13,7 +13,6 @@ import pytest
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptJobFailed,
-    CkptNotFound,
     CkptOperationFailed,
     CkptRequestRejected,
     CkptWaitTimeout,
@@ -23,12 +22,10 @@ from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointCon
 from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
 from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
 from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
-from airflow_provider_ckpt.sensors.checkpoint import SavepointCompletedSensor
 from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
-from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
-from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, deferral, finish, fire
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, deferral, finish
 from tests.unit.runtime.rest.fake_gateway import VERTICES
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
@@ -232,26 +229,6 @@ def test_the_health_of_a_job(job_manager: JobManager, task: Task, mode: dict[str
         CheckpointHealthSensor(task_id="t", job=JOB, expected="fine", **SENSOR, **mode).execute(task.context())
 
 
-@pytest.mark.row("air.2")
-def test_a_savepoint_is_waited_for_and_checkpoints_do_not_count(job_manager: JobManager, task: Task) -> None:
-    gateway, job = job_manager.gateway, job_manager.gateway.jobs[JOB]
-    gateway.complete_checkpoint(job)
-    sensor = SavepointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=0, **SENSOR)
-    deferred = deferral(sensor, task.context())
-    number, path = gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
-    event = fire(deferred)
-    assert (event["result"]["checkpoint_id"], event["result"]["external_path"]) == (number, path)
-
-
-@pytest.mark.row("air.2")
-@pytest.mark.parametrize("deferrable", [True, False])
-def test_cancelling_waits_for_the_end(job_manager: JobManager, task: Task, deferrable: bool) -> None:
-    result = finish(CancelJobOperator(task_id="t", job=JOB, deferrable=deferrable, **FAST), task.context())
-    assert result["status"] == "CANCELED"
-    again = finish(CancelJobOperator(task_id="t", job=JOB, **FAST), task.context())
-    assert again["status"] == "CANCELED"
-
-
 def test_job_that_ended_before_the_cancellation_fails_the_task_only_if_configured(
     job_manager: JobManager, task: Task
 ) -> None:
@@ -259,11 +236,6 @@ def test_job_that_ended_before_the_cancellation_fails_the_task_only_if_configure
     assert finish(CancelJobOperator(task_id="t", job=JOB, **FAST), task.context())["status"] == "FINISHED"
     with pytest.raises(CkptJobFailed, match="it is FINISHED"):
         finish(CancelJobOperator(task_id="t", job=JOB, already_ended_ok=False, **FAST), task.context())
-
-
-def test_an_unknown_job_fails_the_task(job_manager: JobManager, task: Task) -> None:
-    with pytest.raises(CkptNotFound, match="not found"):
-        CancelJobOperator(task_id="t", job="0" * 32, **FAST).execute(task.context())
 
 
 @pytest.mark.row("571.1")
@@ -289,13 +261,6 @@ def test_patch_changes_the_given_fields_and_returns_the_effective_configuration(
     assert (result["max_concurrent"], result["unaligned"], result["aligned_timeout_ms"]) == (2, True, 30_000)
     assert "checkpointInterval" in result["overrides"]
     assert "maxInflightDataBytes" not in result["overrides"]
-
-
-def test_a_reset_returns_to_the_submitted_values(job_manager: JobManager, task: Task) -> None:
-    PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **FAST).execute(task.context())
-    result = PatchCheckpointConfigOperator(task_id="t", job=JOB, reset=True, **FAST).execute(task.context())
-    assert result["interval_ms"] == 2000
-    assert result["overrides"] == []
 
 
 @pytest.mark.row("571.6")

@@ -161,14 +161,6 @@ def test_connection_test_reports_version_leader_and_slots(
     assert (found, message.partition(";")[2]) == (False, " a port must be a number from 1 to 65535")
 
 
-def test_the_asynchronous_client_is_the_same(job_manager: JobManager) -> None:
-    async def ask() -> int:
-        async with await CkptHook().aget_conn() as client:
-            return (await client.cluster_overview()).slots_total
-
-    assert asyncio.run(ask()) == 8
-
-
 def lead(directory: Path, url: str, token: str = "geheim") -> None:
     store = HaStore(str(directory), "trains").leader
     present = store.current()

@@ -12,7 +12,6 @@ import pytest
 from airflow_provider_ckpt.assets import create_asset
 from airflow_provider_ckpt.exceptions import CkptJobFailed, CkptSnapshotDamaged
 from airflow_provider_ckpt.lineage import ReportsLineage, convert_asset_to_openlineage, dataset_name
-from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
 from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.snapshots import CopySavepointOperator, VerifySavepointOperator
@@ -68,14 +67,6 @@ def test_a_savepoint_is_an_output_and_its_job_is_named(
     found = extracted(taking)
     assert names(found.outputs) == [dataset_name(path)]
     assert found.inputs == []
-    assert job_of(found) == ("ckpt", JOB)
-
-
-def test_a_checkpoint_is_its_jobs_own_and_no_output(job_manager: JobManager, task: Task) -> None:
-    operator = TriggerCheckpointOperator(task_id="t", job=JOB, **FAST)
-    finish(operator, task.context())
-    found = extracted(operator)
-    assert (found.inputs, found.outputs) == ([], [])
     assert job_of(found) == ("ckpt", JOB)
 
 

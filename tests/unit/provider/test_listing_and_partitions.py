@@ -39,15 +39,6 @@ def test_living_jobs_are_listed_by_name_and_others_on_demand(job_manager: JobMan
             listed(**bad)
 
 
-def test_an_entry_of_the_list_is_a_job_for_other_tasks(job_manager: JobManager, task: Task) -> None:
-    entry: Any
-    (entry,) = ListJobsOperator(task_id="l").execute(Task().context())  # type: ignore[arg-type]
-    result = finish(
-        TakeSavepointOperator(task_id="t", job=entry, target_directory="/data", deferrable=False), task.context()
-    )
-    assert result["job_id"] == JOB
-
-
 def test_savepoint_gives_its_outlets_the_partition_of_its_job_and_day(job_manager: JobManager, task: Task) -> None:
     asset, context = create_asset(ckpt_conn_id="ckpt_default", job="all"), task.context()
     context["outlet_events"] = events = OutletEventAccessors()

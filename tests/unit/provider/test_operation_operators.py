@@ -11,7 +11,6 @@ from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptOperationFailed,
     CkptRequestRejected,
-    CkptUnavailable,
     CkptWaitTimeout,
 )
 from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
@@ -31,35 +30,6 @@ def savepoint(**kwargs: Any) -> TakeSavepointOperator:
 
 def stop(**kwargs: Any) -> StopWithSavepointOperator:
     return StopWithSavepointOperator(task_id="t", job=JOB, target_directory="/data", **FAST | kwargs)
-
-
-@pytest.mark.row("air.2")
-@pytest.mark.parametrize("deferrable", [True, False])
-def test_a_checkpoint_returns_its_id(job_manager: JobManager, task: Task, deferrable: bool) -> None:
-    operator = TriggerCheckpointOperator(
-        task_id="t", job=JOB.upper(), checkpoint_type="full", deferrable=deferrable, **FAST
-    )
-    result = finish(operator, task.context())
-    assert result["checkpoint_id"] == 1
-    assert result["job_id"] == JOB
-    assert job_manager.gateway.triggered["checkpoint"] == 1
-
-
-@pytest.mark.row("air.2")
-@pytest.mark.parametrize("savepoint_format", ["native", "CANONICAL"])
-def test_a_savepoint_returns_its_path(job_manager: JobManager, task: Task, savepoint_format: str) -> None:
-    result = finish(savepoint(savepoint_format=savepoint_format), task.context())
-    assert result["savepoint_path"] == f"file:/data/savepoint-{JOB[:6]}-000000000001"
-    stored = job_manager.gateway.jobs[JOB].tracker.snapshot().latest_savepoint
-    assert stored is not None
-    assert stored.savepoint_format == savepoint_format.upper()
-
-
-@pytest.mark.row("air.2")
-def test_a_stop_ends_the_job_and_returns_the_savepoint(job_manager: JobManager, task: Task) -> None:
-    result = finish(stop(), task.context())
-    assert result["savepoint_path"].startswith("file:/data/savepoint-")
-    assert job_manager.gateway.jobs[JOB].status is JobStatus.FINISHED
 
 
 def test_links_are_stored_while_the_task_is_still_deferred(job_manager: JobManager, task: Task) -> None:
@@ -185,20 +155,6 @@ def test_airflows_own_deferral_timeout_becomes_a_clear_message(job_manager: JobM
     with pytest.raises(CkptWaitTimeout, match="no triggerer runs") as caught:
         savepoint().resume_execution("__fail__", {"error": "Trigger timeout"}, task.context())
     assert isinstance(caught.value.__cause__, TaskDeferralTimeout)
-
-
-def test_failure_names_a_job_manager_that_never_answers(job_manager: JobManager, task: Task) -> None:
-    job_manager.stop()
-    with pytest.raises(CkptUnavailable, match="cannot be reached"):
-        savepoint(wait_timeout=0.3).execute(task.context())
-
-
-def test_a_driver_that_is_starting_is_waited_for(job_manager: JobManager, task: Task) -> None:
-    deferred = deferral(savepoint(wait_timeout=0.2), task.context())
-    job_manager.gateway.ready = False
-    event = fire(deferred)
-    assert event["status"] == "timeout"
-    assert "starting" in event["message"]
 
 
 def test_a_refused_request_is_not_retried(job_manager: JobManager, task: Task) -> None:

@@ -11,7 +11,6 @@ import pytest
 from airflow_provider_ckpt.exceptions import (
     CkptJobFailed,
     CkptNotFound,
-    CkptOperationFailed,
     CkptUnavailable,
     CkptWaitTimeout,
 )
@@ -27,7 +26,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway_values import JobTerminated, OperationStatus
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, away, deferral, finish, fire
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, deferral, finish, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 30}
 SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 30}
@@ -55,14 +54,6 @@ def operators(pipeline: str, wait_timeout: float = 30) -> dict[str, Any]:
 
 
 NAMES = sorted(operators("x.py"))
-
-
-@pytest.mark.row("air.3")
-def test_submission_waits_for_a_session_that_does_not_answer(
-    job_manager: JobManager, task: Task, pipeline: str
-) -> None:
-    with away(job_manager):
-        assert finish(operators(pipeline)["submit"], task.context())
 
 
 @pytest.mark.row("air.3")
@@ -196,13 +187,6 @@ def test_operation_ended_by_a_job_restart_is_started_again(
     failing_once(job_manager, restart)
     assert finish(operators(pipeline)[name], task.context())["savepoint_path"]
     assert job_manager.gateway.triggered["savepoint"] == 2
-
-
-def test_an_operation_that_fails_by_itself_is_a_failure(job_manager: JobManager, task: Task, pipeline: str) -> None:
-    failing_once(job_manager, lambda: None)
-    with pytest.raises(CkptOperationFailed, match="suspending"):
-        finish(operators(pipeline)["savepoint"], task.context())
-    assert job_manager.gateway.triggered["savepoint"] == 1
 
 
 @pytest.mark.row("air.3")

@@ -12,31 +12,11 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed,
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.properties import CheckpointType
-from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, deferral, finish, fire
 
 FAST = {"defer_after": 0, "poke_interval": 0.01, "timeout": 5}
 BOTH = pytest.mark.parametrize("deferrable", [True, False])
-
-
-@pytest.mark.row("air.2")
-@BOTH
-def test_a_state_is_waited_for(job_manager: JobManager, task: Task, deferrable: bool) -> None:
-    sensor = JobStatusSensor(task_id="t", job=JOB, expected=["running", "FINISHED"], deferrable=deferrable, **FAST)
-    assert finish(sensor, task.context())["status"] == "RUNNING"
-
-
-@BOTH
-def test_another_end_fails_the_sensor_with_the_cause(job_manager: JobManager, task: Task, deferrable: bool) -> None:
-    job = job_manager.gateway.jobs[JOB]
-    cause = FailureCause("ValueError", "no such carrier", "ValueError: no such carrier\n  at line 3")
-    job.exceptions.append(ExceptionEntry(cause, 5))
-    job_manager.gateway.move(JOB, JobStatus.FAILED)
-    sensor = JobStatusSensor(task_id="t", job=JOB, deferrable=deferrable, **FAST)
-    with pytest.raises(CkptJobFailed, match="is FAILED, not FINISHED: ValueError: no such carrier"):
-        finish(sensor, task.context())
 
 
 @BOTH
@@ -59,14 +39,6 @@ def test_sensor_with_soft_fail_skips_instead_of_failing(job_manager: JobManager,
     sensor = JobStatusSensor(task_id="t", job=JOB, soft_fail=True, poke_interval=0.01, timeout=0.05)
     with pytest.raises(AirflowSkipException):
         finish(sensor, task.context())
-
-
-@BOTH
-def test_a_job_that_stays_unknown_fails_the_sensor(job_manager: JobManager, task: Task, deferrable: bool) -> None:
-    sensor = JobStatusSensor(task_id="t", job="0" * 32, deferrable=deferrable, **FAST)
-    with pytest.raises(CkptNotFound, match="not found"):
-        finish(sensor, task.context())
-    assert job_manager.count(f"GET /jobs/{'0' * 32}") == 3
 
 
 @pytest.mark.parametrize("kind", [JobStatusSensor, CheckpointCompletedSensor])
@@ -196,16 +168,6 @@ def test_sensor_fails_for_an_ended_job_that_completes_no_further_checkpoints(
         finish(sensor, task.context())
 
 
-def test_sensor_that_pokes_waits_for_a_job_manager_that_does_not_answer(job_manager: JobManager, task: Task) -> None:
-    sensor = JobStatusSensor(task_id="t", job=JOB, expected="RUNNING", deferrable=False, **FAST)
-    job_manager.gateway.ready = False
-    assert sensor.poke(task.context()) is False
-    job_manager.gateway.ready = True
-    found = sensor.poke(task.context())
-    assert found
-    assert found.xcom_value["status"] == "RUNNING"
-
-
 @pytest.mark.parametrize(
     ("sensor", "name"),
     [
@@ -227,10 +189,3 @@ def test_sensor_whose_condition_already_holds_is_not_deferred(job_manager: JobMa
     assert sensor.execute(task.context())["status"] == "RUNNING"
     never = JobStatusSensor(task_id="t", job=JOB, defer_after=0.05, poke_interval=0.01)
     deferral(never, task.context())
-
-
-def test_sensor_that_cannot_succeed_is_skipped_without_a_deferral(job_manager: JobManager, task: Task) -> None:
-    job_manager.gateway.move(JOB, JobStatus.CANCELED)
-    sensor = JobStatusSensor(task_id="t", job=JOB, soft_fail=True, poke_interval=0.01)
-    with pytest.raises(AirflowSkipException):
-        sensor.execute(task.context())

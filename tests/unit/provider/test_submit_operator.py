@@ -91,15 +91,6 @@ def test_warnings_of_the_job_manager_are_logged_by_the_task(
 
 
 @pytest.mark.row("air.3")
-def test_a_retry_attaches_to_the_job_of_the_try_before(job_manager: JobManager, task: Task, pipeline: str) -> None:
-    first = deferral(submission(pipeline), task.context())
-    result = finish(submission(pipeline), task.context())
-    assert result["job_id"] == first.trigger.condition.job_id
-    assert len(job_manager.gateway.jobs) == 2
-    assert job_manager.count("POST /jars/upload") == 1
-
-
-@pytest.mark.row("air.3")
 def test_crash_before_the_request_arrived_repeats_it_with_the_same_ids_and_uploads_a_pipeline_that_is_gone(
     job_manager: JobManager, task: Task, pipeline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,27 +109,6 @@ def test_crash_before_the_request_arrived_repeats_it_with_the_same_ids_and_uploa
     assert job_manager.count("POST /jars/upload") == 1
     job_manager.gateway.pipelines.clear()
     assert finish(submission(pipeline), task.context())["status"] == "RUNNING"
-
-
-@pytest.mark.row("air.3")
-def test_cleared_task_finds_the_job_that_still_runs_and_a_mapped_one_has_its_own(
-    job_manager: JobManager, task: Task, pipeline: str
-) -> None:
-    first = finish(submission(pipeline), task.context())
-    second = finish(submission(pipeline), task.context())
-    assert first["job_id"] == second["job_id"]
-    first, second = (finish(submission(pipeline), Task(map_index=index).context()) for index in (0, 1))
-    assert first["job_id"] != second["job_id"]
-
-
-@pytest.mark.parametrize("state", [JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED])
-def test_a_cleared_task_whose_job_has_ended_starts_another(
-    job_manager: JobManager, task: Task, pipeline: str, state: JobStatus
-) -> None:
-    first = finish(submission(pipeline), task.context())
-    job_manager.gateway.move(first["job_id"], state)
-    second = finish(submission(pipeline), task.context())
-    assert first["job_id"] != second["job_id"]
 
 
 @pytest.mark.row("air.3")
@@ -164,15 +134,6 @@ def test_a_clear_that_cancels_the_inherited_job_leads_to_a_new_one(
         operator.resume_execution("execute_complete", {"event": event}, context)
     assert again.value.trigger.condition.job_id != inherited.trigger.condition.job_id
     assert again.value.trigger.memo["inherited"] is False
-
-
-def test_a_job_that_fails_fails_the_task(job_manager: JobManager, task: Task, pipeline: str) -> None:
-    context = task.context()
-    operator = submission(pipeline)
-    deferred = deferral(operator, context)
-    job_manager.gateway.move(deferred.trigger.condition.job_id, JobStatus.FAILED)
-    with pytest.raises(CkptJobFailed, match="is FAILED, not FINISHED or RUNNING"):
-        operator.resume_execution("execute_complete", {"event": fire(deferred)}, context)
 
 
 def failed_after_checkpoints(job_manager: JobManager, task: Task, pipeline: str, **kwargs: Any) -> Any:
@@ -302,22 +263,6 @@ def test_a_session_that_forgot_the_job_starts_no_second_one(job_manager: JobMana
     del job_manager.gateway.jobs[failed.job_id]
     with pytest.raises(CkptJobNotResumable, match="no longer known"):
         submission(pipeline).execute(task.context())
-
-
-@pytest.mark.row("air.3")
-def test_an_inherited_job_that_fails_is_resumed_by_the_same_try(
-    job_manager: JobManager, task: Task, pipeline: str
-) -> None:
-    deferral(submission(pipeline, wait_for_completion=True), task.context())
-    context = task.context()
-    operator = submission(pipeline, wait_for_completion=True)
-    inherited = deferral(operator, context)
-    job = job_manager.gateway.jobs[inherited.trigger.condition.job_id]
-    job_manager.gateway.complete_checkpoint(job)
-    job_manager.gateway.move(job.job_id, JobStatus.FAILED)
-    with pytest.raises(TaskDeferred) as again:
-        operator.resume_execution("execute_complete", {"event": fire(inherited)}, context)
-    assert job_manager.gateway.jobs[again.value.trigger.condition.job_id].request.savepoint_path == "file:/data/chk-1"
 
 
 def test_jobs_of_a_task_instance_are_found_by_their_ids_without_a_state_store(
@@ -470,12 +415,6 @@ def test_failed_task_has_published_the_job_that_it_started(job_manager: JobManag
     with pytest.raises(CkptWaitTimeout):
         finish(operator, context)
     assert context["ti"].xcoms["job_id"] in set(job_manager.gateway.jobs) - {JOB}
-
-
-def test_a_refused_submission_is_not_retried(job_manager: JobManager, task: Task, pipeline: str) -> None:
-    operator = submission(pipeline, configuration={"bad.option": 1})
-    with pytest.raises(CkptRequestRejected, match=r"bad\.option"):
-        operator.execute(task.context())
 
 
 @pytest.mark.parametrize(

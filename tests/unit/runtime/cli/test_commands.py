@@ -305,11 +305,6 @@ def test_patches_that_are_refused(ckpt: Ckpt, gateway: FakeGateway, arguments: t
     assert gateway.jobs[JOB].overrides == CheckpointOverrides()
 
 
-def test_a_patch_during_another(ckpt: Ckpt, gateway: FakeGateway) -> None:
-    gateway.jobs[JOB].update_in_progress = True
-    assert ckpt("patch-checkpoint-config", JOB, "--interval", "1 s") == 5
-
-
 def test_run_detached_passes_everything_on(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture, pipeline: str) -> None:
     assert ckpt(
         "run", "-d", "-s", "s3://b/s", "-n", "--claim-mode", "claim", "-p", "3", "-D", "a=1", "-D", "b=x=y",

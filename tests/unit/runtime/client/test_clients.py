@@ -38,8 +38,6 @@ from ckpt_runtime.configuration.checkpointing_options import PATCHABLE
 from ckpt_runtime.contract.configuration import CheckpointConfig, CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import IoMetrics, RunOptions, root_cause_line
 from ckpt_runtime.contract.spelling import read
-from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
@@ -136,15 +134,6 @@ def test_a_pipeline_from_upload_to_end(client: Both, gateway: FakeGateway, tmp_p
     assert gateway.shut_down
 
 
-@pytest.mark.row("571.1")
-def test_checkpoint_configuration_is_patched_read_and_reset(client: Both) -> None:
-    patch = CheckpointConfigPatch(interval_ms=5000, unaligned=True)
-    assert client.patch_checkpoint_config(JOB, patch).interval_ms == 5000
-    config = client.checkpoint_config(JOB)
-    assert config.overrides == ("checkpointInterval", "unalignedEnabled")
-    assert client.reset_checkpoint_config(JOB).overrides == ()
-
-
 @pytest.mark.row("203.14")
 def test_rescale_waits_for_the_new_parallelism_and_reports_a_refusal(client: Both, gateway: FakeGateway) -> None:
     present = client.resource_requirements(JOB)
@@ -196,15 +185,6 @@ def test_each_status_has_its_error(client: Both, gateway: FakeGateway) -> None:
         client.cancel_job(JOB)
     with pytest.raises(JobEnded, match="FINISHED"):
         client.wait_for_state(JOB, {"RUNNING"}, timeout_s=180)
-
-
-def test_result_of_a_failed_job_has_its_failure(client: Both, gateway: FakeGateway) -> None:
-    cause = FailureCause("ckpt.TaskFailed", "boom", "ckpt.TaskFailed: task\nCaused by: ValueError: boom")
-    gateway.jobs[JOB].exceptions = [ExceptionEntry(cause, gateway.now, "count (1/2)", "h:1", "a")]
-    gateway.move(JOB, JobStatus.FAILED)
-    failure = client.execution_result(JOB).failure
-    assert (failure.exception, failure.message) == ("ckpt.TaskFailed", "boom")
-    assert client.job_exceptions(JOB).entries[0].task_name == "count (1/2)"
 
 
 def test_passed_deadlines_and_unreachable_servers_are_named(client: Both, unused_port: int) -> None:

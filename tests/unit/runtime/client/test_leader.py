@@ -108,11 +108,6 @@ def blocking(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def test_a_client_finds_the_leader(directory: Directory, two: tuple[str, str], blocking: bool) -> None:
-    directory.lead(two[0])
-    assert ask(directory.source(), blocking) == two[0]
-
-
 def test_client_follows_to_the_next_leader(directory: Directory, two: tuple[str, str]) -> None:
     with listening() as (address, _):
         dead = address

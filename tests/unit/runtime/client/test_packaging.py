@@ -31,11 +31,6 @@ def test_a_directory_becomes_the_same_zip_each_time(tmp_path: Path) -> None:
     assert zipfile.ZipFile(io.BytesIO(content)).namelist() == ["job.py", "pkg/__init__.py", "pkg/data.csv"]
 
 
-def test_files_are_sent_as_they_are(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_bytes(b"x = 1")
-    assert pack_pipeline(tmp_path / "a.py") == ("a.py", b"x = 1")
-
-
 def test_path_that_is_not_a_pipeline_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("x")
     for path in (tmp_path / "nosuch.py", tmp_path / "a.txt", tmp_path, Path("/dev/null")):

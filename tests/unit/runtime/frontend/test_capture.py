@@ -19,6 +19,7 @@ from pyspark.errors import IllegalArgumentException
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import StructType
 
+from ckpt_runtime.frontend.analysis import views_read
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery
 from ckpt_runtime.frontend.captured_session import captured_session
 from ckpt_runtime.frontend.job import JobOptions
@@ -520,3 +521,18 @@ def test_statement_that_creates_a_view_is_parsed_by_spark_and_becomes_a_view_of_
         run("CREATE TEMP VIEW big AS SELECT 2", query="SELECT 2")
     run("CREATE OR REPLACE TEMP VIEW big AS SELECT 3", query="SELECT 3", replaces=True)
     assert b"SELECT 3" in given.views["big"]
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        (b"SELECT * FROM Total", ["rows", "Total"]),
+        (b"SELECT * FROM `rows`", ["rows"]),
+        (b"SELECT 1", []),
+        (b"SELECT * FROM IDENTIFIER('to' || 'tal')", ["rows", "Total", "other"]),
+    ],
+)
+def test_views_that_a_text_may_read_are_those_that_it_names_and_theirs(text: bytes, read: list[str]) -> None:
+    views = {"rows": b"a source", "Total": b"SELECT count(*) FROM ROWS", "other": b"SELECT * FROM dropped"}
+    assert list(views_read([text], views)) == read
+    assert list(views_read([text], {**views, "größe": b""})) == [*read, "größe"]

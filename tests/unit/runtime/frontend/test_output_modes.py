@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from pyspark.sql.connect.proto import Relation
 
-from ckpt_runtime.expressions.nodes import Literal
+from ckpt_runtime.expressions.nodes import Call, Column, Literal
 from ckpt_runtime.frontend.analysis import _checked
 from ckpt_runtime.frontend.stateful import check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
@@ -16,6 +16,7 @@ from ckpt_runtime.frontend.typed_plan import (
     Join,
     Limit,
     PlanNode,
+    Project,
     Source,
     StaticTable,
 )
@@ -58,6 +59,27 @@ def test_distinct_rows_in_mode_append_without_event_time_are_refused_with_the_wa
     with pytest.raises(PlanError, match="SELECT DISTINCT.*withWatermark.*use update.*dropDuplicates"):
         check_output_mode("append", (SOURCE, TOTALS))
     assert check_output_mode("append", (SOURCE, msgspec.structs.replace(TOTALS, event_time=0))) == "append"
+
+
+@pytest.mark.parametrize(
+    ("function", "read", "allowed"),
+    [
+        *(("GreaterThan", (0,), False), ("GreaterThan", (2, 0), False), ("IsNotNull", (0,), True)),
+        *(("GreaterThan", (1,), True), ("GreaterThan", (0, 3), True)),
+    ],
+)
+def test_condition_over_the_bounds_of_sessions_and_no_aggregate_is_refused(
+    function: str, read: tuple[int, ...], allowed: bool
+) -> None:
+    grouped = Aggregate(columns=(), inputs=(0,), keys=(0, 1), aggregates=(), event_time=0, session=0)
+    columns = Project(columns=(), inputs=(1,), expressions=tuple(Column(at, "integer") for at in (0, 1, 1, 2)))
+    condition = Call("And", (TRUE, Call(function, tuple(Column(at, "integer") for at in read), "boolean")), "boolean")
+    nodes = (SOURCE, grouped, columns, Filter(columns=(), inputs=(2,), condition=condition))
+    if allowed:
+        assert check_output_mode("append", nodes) == "append"
+        return
+    with pytest.raises(PlanError, match="before rows that are close become one session"):
+        check_output_mode("append", nodes)
 
 
 @pytest.mark.parametrize(("mode", "allowed"), [("append", True), ("update", False), ("complete", True)])

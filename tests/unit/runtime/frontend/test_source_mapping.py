@@ -160,6 +160,16 @@ def test_query_that_filters_has_an_event_time_of_its_own_behind_that_of_all_rows
     assert compile_plan(plan_of(timed(KNOWN), hints=hints)).specs.keys() >= {*marks[:2]}
 
 
+def test_second_filter_of_the_author_is_not_evaluated_again_if_it_has_moved() -> None:
+    short = Call("EqualTo", (Column(0, "string"), Literal("a", "string")), "boolean")
+    both = Call("And", (KNOWN, short), "boolean")
+    for moved, left in ((both, []), (KNOWN, [short]), (short, [KNOWN])):
+        nodes = timed(moved)
+        second = Filter(columns=TIMES, inputs=(len(nodes),), plan_id=10, condition=short)
+        specs = [node.spec for node in plan_of((*nodes, second), hints={}).nodes]
+        assert [spec.condition for spec in specs if isinstance(spec, ConditionSpec)] == [moved, *left]
+
+
 NAMED = (TypedColumn("n", "integer"), TypedColumn("name", "string"), TypedColumn("bad", "string"))
 N_OF = Column(0, "integer")
 GREATER = Call("GreaterThan", (N_OF, Literal("1", "integer")), "boolean")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.jobmaster import control_endpoint
-from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, AnyPeer, ControlEndpoint
+from ckpt_runtime.jobmaster.control_endpoint import AnyPeer, ControlEndpoint
 from ckpt_runtime.network.agent_messages import (
     AgentHeartbeat,
     AgentMessage,
@@ -107,21 +107,6 @@ async def opened() -> AsyncIterator[RunningEndpoint]:
         yield running
     finally:
         await running.stop()
-
-
-async def test_a_guest_is_welcomed_with_its_registration_and_talks_both_ways() -> None:
-    async with opened() as running:
-        peer, reader, writer = await running.guest()
-        assert isinstance(peer, AgentPeer)
-        assert peer.registration == AGENT
-        before = peer.last_heard
-        writer.write(framed(AgentHeartbeat()) + framed(WorkerExited("w", 1)))
-        while len(running.messages) < 2:
-            await running.next()
-        assert running.messages == [AgentHeartbeat(), WorkerExited("w", 1)]
-        assert peer.last_heard >= before
-        peer.send(Ping())
-        assert await reader.readexactly(len(framed(Ping()))) == framed(Ping())
 
 
 async def test_the_end_of_a_connection_is_reported_once() -> None:

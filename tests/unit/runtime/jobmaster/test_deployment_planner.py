@@ -60,32 +60,9 @@ def links(job: JobGraph) -> dict[int, tuple[tuple[str, int], tuple[str, int]]]:
     return producers
 
 
-def test_slot_sharing_gives_slot_i_the_subtasks_i() -> None:
-    deployments = plan(graph(a=1, b=3, c=2))
-    assert [[s.vertex_id for s in d.subtasks] for d in deployments] == [["a", "b", "c"], ["b", "c"], ["b"]]
-    assert {(d.deployment, d.attempt) for d in deployments} == {(7, 3)}
-    assert [d.pin_cpu for d in deployments] == [0, 1, 2]
-    assert all(d.restored_checkpoint_id is None and d.snapshot_directory == "" for d in deployments)
-
-
 def test_forward_links_equal_subtasks_in_the_same_worker() -> None:
     job = graph(JobEdge("a", "b", Partitioning.FORWARD), a=3, b=3)
     assert set(links(job).values()) == {(("a", i), ("b", i)) for i in range(3)}
-
-
-def test_hash_links_everybody_in_the_consumers_order() -> None:
-    job = graph(JobEdge("a", "b", Partitioning.HASH, ("k",)), a=2, b=3)
-    assert set(links(job).values()) == {(("a", i), ("b", k)) for i in range(2) for k in range(3)}
-    ((edge, channels),) = output_channels(job, "a", 1)
-    assert edge == job.edges[0]
-    assert [channel.peer for channel in channels] == [0, 1, 2]
-    assert [channel.peer for channel in input_channels(job, "b", 2)[0][1]] == [0, 1]
-
-
-def test_gates_are_numbered_in_the_order_of_the_edges() -> None:
-    job = graph(JobEdge("a", "c", Partitioning.REBALANCE), JobEdge("b", "c", Partitioning.BROADCAST), a=1, b=2, c=1)
-    gates = input_channels(job, "c", 0)
-    assert [(edge.source, len(channels)) for edge, channels in gates] == [("a", 1), ("b", 2)]
 
 
 def test_equal_edges_are_two_gates_with_channels_of_their_own() -> None:

@@ -20,16 +20,6 @@ def numbers(reader: EventReader) -> list[int]:
     return [event.data["number"] for event in reader.take()]
 
 
-def test_reader_begins_after_the_newest_event() -> None:
-    log = filled(3, 10)
-    reader = EventReader(log, None)
-    assert numbers(reader) == []
-    log.publish(STATUS, None, {"number": 4})
-    assert numbers(reader) == [4]
-    assert numbers(reader) == []
-    assert reader.last_event_id == "session-4"
-
-
 @pytest.mark.parametrize("events", [5, 10, 11, 27])
 def test_kept_events_are_read_in_order_after_any_id(events: int) -> None:
     log = filled(events, 10)

@@ -37,17 +37,14 @@ from ckpt_runtime.network.control_messages import (
     AlignSources,
     CancelDeployment,
     Canceled,
-    DeclineCheckpoint,
     DeploymentFailed,
     DeploySubtasks,
     EndOfDataReport,
     LimitSources,
-    NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     SourceProgress,
     TaskFailure,
     TaskStateChanged,
-    TriggerCheckpoint,
     WorkerCommand,
 )
 from ckpt_runtime.scheduler.job_events import FailureInfo
@@ -62,32 +59,6 @@ RESTARTING = {
 }
 
 LOST_CHANNEL = TaskFailure(FailureInfo("ChannelLostError", "connection to worker h:1 lost"), consequence=True)
-
-
-async def test_a_job_gets_slots_is_deployed_and_runs(tmp_path: Path) -> None:
-    async with World.start(tmp_path) as world:
-        job = world.start_job()
-        assert job.status is JobStatus.CREATED
-        await world.running(job)
-        assert world.slots.launched == ["0", "1"]
-        first, second = world.active()
-        assert (first.subtasks, second.subtasks) == ([("s", 0), ("k", 0)], [("s", 1), ("k", 1)])
-        assert [len(worker.peer.of(DeploySubtasks)) for worker in (first, second)] == [1, 1]
-        assert job.details().state_timestamps_ms[JobStatus.RUNNING] > 0
-        assert job.result().status is None
-
-
-async def test_a_cancelled_job_ends_when_its_workers_say_so_and_gives_its_slots_back(tmp_path: Path) -> None:
-    async with running_job(tmp_path) as (world, job):
-        world.ignored = (CancelDeployment,)
-        job.cancel()
-        assert job.status is JobStatus.CANCELLING
-        for worker in world.active():
-            worker.peer.send(Canceled(worker.number, ended=True))
-        await world.status(job, JobStatus.CANCELED)
-        assert world.slot_pool.available == 2
-        assert job.result().status is JobStatus.CANCELED
-        assert job.exception_history(10).entries == ()
 
 
 async def test_job_that_ends_while_it_waits_for_slots_withdraws_its_request(tmp_path: Path) -> None:
@@ -164,15 +135,6 @@ async def test_a_worker_that_cannot_end_its_subtasks_is_replaced(tmp_path: Path)
         await world.until(lambda: all(agent.of(KillWorker) for agent in world.slots.agents))
 
 
-async def test_a_finished_job_leaves_no_checkpoint(tmp_path: Path) -> None:
-    async with running_job(tmp_path) as (world, job):
-        await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
-        for worker in world.active():
-            worker.state(TaskState.FINISHED)
-        await world.status(job, JobStatus.FINISHED)
-        await world.until(lambda: not (world.directory / "checkpoints" / JOB).exists())
-
-
 _ELSEWHERE = (ModuleType, type, FunctionType, asyncio.AbstractEventLoop, SlotPool, Slot)
 
 
@@ -209,19 +171,6 @@ async def test_a_job_that_has_ended_keeps_no_archive_in_memory(tmp_path: Path, s
 
 
 class TestFailures:
-    async def test_a_failed_task_restarts_the_job_from_its_latest_checkpoint(self, tmp_path: Path) -> None:
-        async with running_job(tmp_path, **RESTARTING) as (world, job):
-            done = await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
-            world.active()[0].fail(only="k")
-            await world.until(lambda: job.metrics()["numRestarts"] == "1")
-            await world.running(job)
-            for worker in world.active():
-                assert worker.deployment.restored_checkpoint_id == done.checkpoint_id
-                assert worker.deployment.attempt == 1
-            (entry,) = job.exception_history(10).entries
-            assert (entry.failure.message, entry.task_name) == ("boom", "count (1/2)")
-            assert [worker.peer.of(DeploySubtasks)[-1].archive for worker in world.active()] == [None, None]
-
     async def test_a_lost_worker_is_the_cause_and_what_its_neighbours_lost_comes_along(self, tmp_path: Path) -> None:
         async with running_job(tmp_path, **RESTARTING) as (world, job):
             first, second = world.active()
@@ -307,18 +256,6 @@ class TestFailures:
             await world.status(job, JobStatus.FAILED)
             assert job.metrics()["numRestarts"] == "0"
 
-    async def test_a_lost_worker_is_replaced_by_the_spare(self, tmp_path: Path) -> None:
-        async with running_job(tmp_path, **RESTARTING) as (world, job):
-            await world.until(lambda: len(world.slots.workers) == 4)
-            known = world.active()[0].peer.registration.worker
-            world.active()[0].peer.close()
-            await world.until(lambda: job.metrics()["numRestarts"] == "1")
-            await world.running(job)
-            assert world.active()[0].peer.registration.worker != known
-            assert job.exception_history(1).entries[0].failure.exception == "WorkerLostException"
-            assert world.active()[0].peer.of(DeploySubtasks)[0].archive == b"archive"
-            assert world.active()[1].peer.of(DeploySubtasks)[-1].archive is None
-
     async def test_a_deployment_that_fails_is_a_failure_of_its_subtasks(self, tmp_path: Path) -> None:
         def fail_once(worker: FakeWorker, message: WorkerCommand) -> bool:
             if not isinstance(message, DeploySubtasks) or message.deployment.attempt or worker.index:
@@ -342,16 +279,6 @@ class TestFailures:
             history = job.exception_history(10).entries
             assert [entry.failure.exception for entry in history] == ["NoResourceAvailableException"] * 4
             assert all("no cores" in entry.failure.message and entry.task_name is None for entry in history)
-
-    async def test_state_that_does_not_fit_is_in_the_history_and_ends_the_job(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            savepoint = await self.savepoint(world)
-            other = JobGraph("other", (JobVertex("x", (OperatorNode("x", "x", "source"),), 1),), ())
-            job = world.start_job(savepoint=savepoint, graph=other, **RESTARTING)
-            await world.status(job, JobStatus.FAILED)
-            (entry,) = job.exception_history(10).entries
-            assert entry.failure.exception == "NonRestoredStateError"
-            assert "count" in entry.failure.message
 
     async def test_a_message_of_an_earlier_deployment_changes_nothing(self, tmp_path: Path) -> None:
         async with running_job(tmp_path, **RESTARTING) as (world, job):
@@ -420,45 +347,6 @@ class TestFailures:
 
 
 class TestCheckpoints:
-    async def test_tasks_are_notified_of_a_complete_checkpoint(self, tmp_path: Path) -> None:
-        async with running_job(tmp_path) as (world, job):
-            done = await job.trigger_checkpoint(CheckpointKind.FULL)
-            assert done.checkpoint_id == 1
-            await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
-            for worker in world.active():
-                (trigger,) = worker.peer.of(TriggerCheckpoint)
-                assert trigger.tasks == (("s", worker.index),)
-                reported = worker.peer.of(NotifyCheckpointComplete)[0].tasks
-                assert sorted(reported) == [("k", worker.index), ("s", worker.index)]
-            assert job.checkpoint_statistics().counts.completed == 1
-
-    async def test_a_declined_checkpoint_is_aborted_everywhere_and_fails_the_request(self, tmp_path: Path) -> None:
-        def decline(worker: FakeWorker, message: WorkerCommand) -> bool:
-            if not isinstance(message, TriggerCheckpoint) or worker.index == 1:
-                return False
-            declined = DeclineCheckpoint(worker.number, "k", 0, message.checkpoint_id, "CHECKPOINT_DECLINED", "not now")
-            worker.peer.send(declined)
-            return True
-
-        async with World.start(tmp_path) as world:
-            world.on_message = decline
-            job = world.start_job(execution__checkpointing__tolerable_failed_checkpoints="9")
-            await world.running(job)
-            with pytest.raises(OperationFailure, match="not now"):
-                await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
-            await world.until(lambda: all(worker.peer.of(NotifyCheckpointAborted) for worker in world.active()))
-            assert job.status is JobStatus.RUNNING
-
-    async def test_too_many_failed_checkpoints_are_a_failure_of_the_job(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            world.ignored = (TriggerCheckpoint,)
-            job = world.start_job(execution__checkpointing__timeout="10 ms")
-            await world.running(job)
-            with pytest.raises(OperationFailure, match="expired"):
-                await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
-            await world.status(job, JobStatus.FAILED)
-            assert "tolerable" in job.exception_history(1).entries[0].failure.message
-
     async def test_a_request_before_all_tasks_run_is_refused(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
             world.ignored = (DeploySubtasks,)
@@ -467,21 +355,6 @@ class TestCheckpoints:
                 await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
             with pytest.raises(OperationFailure, match="not running"):
                 await job.take_savepoint(SavepointRequest(str(tmp_path), AfterSavepoint.STOP))
-
-    async def test_a_stop_is_answered_when_all_tasks_have_finished_after_the_savepoint(self, tmp_path: Path) -> None:
-        async with running_job(tmp_path) as (world, job):
-            stopping = asyncio.create_task(
-                job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints"), AfterSavepoint.DRAIN))
-            )
-            await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
-            assert not stopping.done()
-            assert world.active()[0].peer.of(TriggerCheckpoint)[0].options.properties.drain
-            for worker in world.active():
-                worker.state(TaskState.FINISHED)
-            done = await stopping
-            assert job.status is JobStatus.FINISHED
-            assert done.location is not None
-            assert (Path(done.location.removeprefix("file://")) / "_metadata").exists()
 
     async def test_job_whose_time_is_over_is_stopped_with_a_savepoint_also_after_a_failed_stop(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -620,15 +493,6 @@ class TestCheckpoints:
                 shown.settings.aligned_timeout_ms,
                 shown.settings.max_inflight_data_bytes,
             ) == (False, 0, None)
-
-
-async def test_suspension_notifies_the_tasks_and_keeps_the_checkpoints(tmp_path: Path) -> None:
-    async with running_job(tmp_path) as (world, job):
-        await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
-        job.suspend()
-        assert job.status is JobStatus.SUSPENDED
-        await world.until(lambda: all(worker.peer.of(CancelDeployment) for worker in world.active()))
-        assert (world.directory / "checkpoints" / JOB / "chk-1" / "_metadata").exists()
 
 
 ALIGNED = JobVertex("s", (OperatorNode("orders.reader", "orders", "range_reader", alignment_group="g"),), 2)

@@ -603,22 +603,6 @@ class TestResults:
             assert shown is not None
             assert shown.external_path == before.external_path
 
-    async def test_next_driver_knows_the_snapshot_an_ended_job_was_restored_from(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            store = driver(tmp_path)
-            once = {"type": "fixed-delay", "fixed_delay__attempts": "1", "fixed_delay__delay": "0 ms"}
-            job = world.submit_durably(store, **{f"restart_strategy__{name}": value for name, value in once.items()})
-            await world.running(job)
-            await checkpoint(job)
-            world.active()[0].fail(only="s")
-            await world.until(lambda: job.checkpoint_statistics().latest_restored is not None)
-            await world.running(job)
-            job.cancel()
-            restored = (await ended(world, store)).checkpoint_statistics().latest_restored
-            assert restored is not None
-            assert restored == job.checkpoint_statistics().latest_restored
-            assert restored.id == 1
-
     async def test_a_failed_job_keeps_its_exceptions(self, tmp_path: Path) -> None:
         async with stored_job(tmp_path) as (world, job, store):
             world.active()[0].fail(only="s")

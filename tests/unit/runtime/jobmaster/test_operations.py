@@ -34,23 +34,6 @@ async def done() -> OperationStatus:
     return DONE
 
 
-async def test_operation_is_in_progress_until_it_has_an_outcome() -> None:
-    async with opened() as store:
-        gate = asyncio.Event()
-
-        async def work() -> OperationStatus:
-            await gate.wait()
-            return DONE
-
-        trigger = store.start(SAVEPOINT, "j", None, work)
-        assert len(trigger) == 32
-        await settle()
-        assert not store.status(SAVEPOINT, "j", trigger).completed
-        gate.set()
-        await settle()
-        assert store.status(SAVEPOINT, "j", trigger) == DONE
-
-
 async def test_a_known_trigger_starts_nothing() -> None:
     async with opened() as store:
         started = []

@@ -34,15 +34,6 @@ def zipped(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> 
     return buffer.getvalue()
 
 
-def test_a_module_becomes_an_archive_with_its_entry(store: ProgramStore) -> None:
-    stored = store.add("job.py", PIPELINE, 5)
-    assert (stored.name, stored.uploaded_at_ms, stored.entry_points) == ("job.py", 5, ("job:pipeline",))
-    program = store.get(stored.id)
-    assert program.default_entry == "job:pipeline"
-    with zipfile.ZipFile(program.archive) as archive:
-        assert archive.read("job.py") == PIPELINE
-
-
 def test_the_same_content_again_is_the_same_program(store: ProgramStore, tmp_path: Path) -> None:
     first, second = store.add("job.py", PIPELINE, 5), store.add("job.py", PIPELINE, 6)
     assert first.id == second.id

@@ -11,7 +11,7 @@ from ckpt_runtime.checkpoint.measures import EventTimes, Interval, OperatorMeasu
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.jobmaster.progress import MOST_REPORTS, JobProgress, OperatorTotals, spark_time
 
-JOB = "0" * 32
+JOB, QUERY = "0" * 32, "11111111-1111-1111-1111-111111111111"
 SOURCE, SINK = "a" * 32, "b" * 32
 GRAPH = JobGraph(
     "job",
@@ -75,11 +75,12 @@ def test_each_time_of_a_timestamp_column_has_a_text(millis: int, text: str) -> N
 
 
 def test_report_adds_up_the_subtasks_of_an_interval() -> None:
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     first, second = EventTimes(1_000, 9_000, 10_000.0, 2), EventTimes(500, 2_000, 2_500.0, 2)
     report = complete(
         progress, 2, [[read(2, 30, first, 8_000)], [read(2, 10, second, 1_500)]], written(2, 7, 5, 3, 1_500)
     )
+    assert (report["id"], report["runId"]) == (QUERY, "00000000-0000-0000-0000-000000000000")
     assert report["name"] == "out"
     assert report["batchId"] == 2
     assert report["numInputRows"] == 40
@@ -100,7 +101,7 @@ def test_report_adds_up_the_subtasks_of_an_interval() -> None:
 
 
 def test_rows_of_an_aborted_checkpoint_are_part_of_the_next_report_and_its_levels_are_not() -> None:
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     progress.acknowledged(1, (SOURCE, 0), [read(1, 30)])
     progress.aborted(1)
     report = complete(progress, 2, [[read(1, 30), read(2, 5)]], written(1, 9, 6), written(2, 1, 4))
@@ -110,7 +111,7 @@ def test_rows_of_an_aborted_checkpoint_are_part_of_the_next_report_and_its_level
 
 
 def test_interval_that_an_earlier_checkpoint_has_reported_is_not_reported_again() -> None:
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     complete(progress, 1, [[read(1, 30)]], written(1, 9, 6))
     assert complete(progress, 2, [[read(1, 30), read(2, 5)]], written(2, 1, 4))["numInputRows"] == 5
 
@@ -125,7 +126,7 @@ def emptied(checkpoint_id: int, rows: int = 0, *, uncommitted: bool = False) -> 
 
 
 def test_all_data_is_processed_when_sources_have_looked_in_vain_and_sinks_have_committed() -> None:
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     steps = [
         (looked(1, 9, 9), emptied(1), False),  # the checkpoint after which data counts
         (looked(2, 1, 5), emptied(2), False),  # a subtask has looked once
@@ -146,7 +147,7 @@ def test_source_that_makes_rows_as_time_passes_has_no_last_row_to_wait_for() -> 
     read, *others = GRAPH.vertices[0].operators
     clock = replace(GRAPH.vertices[0], operators=(replace(read, name="rate"), *others))
     graph = replace(GRAPH, vertices=(clock, *GRAPH.vertices[1:]))
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     for id_, processed in enumerate((False, False, True), 1):
         complete(progress, id_, looked(id_, 0, 0, rows=5), emptied(id_, 5, uncommitted=True), graph=graph)
         assert progress.has_processed_all(1) == processed, id_
@@ -156,13 +157,13 @@ def test_committer_makes_no_report_beside_that_of_its_sink() -> None:
     committer = JobVertex("c" * 32, (OperatorNode("out-commit", "out commit", "committer"),), 1)
     edge = JobEdge(SINK, committer.id, Partitioning.REBALANCE)
     graph = replace(GRAPH, vertices=(*GRAPH.vertices, committer), edges=(*GRAPH.edges, edge))
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     assert complete(progress, 1, [[read(1, 4)]], written(1, 4, 4), graph=graph)["name"] == "out"
     assert len(progress.reports()) == 1
 
 
 def test_subtasks_that_have_ended_have_no_more_data() -> None:
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     for subtask, intervals in enumerate(looked(1, 0, 0, rows=3)):
         progress.ended((SOURCE, subtask), intervals)
     complete(progress, 2, [], emptied(2, 6))
@@ -172,7 +173,7 @@ def test_subtasks_that_have_ended_have_no_more_data() -> None:
 
 
 def test_new_attempt_reports_nothing_of_the_one_before_it() -> None:
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     complete(progress, 5, [[read(5, 1)]])
     progress.acknowledged(6, (SOURCE, 0), [read(6, 30)])
     progress.ended((SOURCE, 1), [read(6, 30)])
@@ -181,7 +182,7 @@ def test_new_attempt_reports_nothing_of_the_one_before_it() -> None:
 
 
 def test_rows_of_subtasks_that_finished_are_reported_once_with_the_next_checkpoint() -> None:
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     complete(progress, 1, [[read(1, 1)], [read(1, 1)]])
     progress.ended((SOURCE, 0), [read(2, 10)])
     assert complete(progress, 3, [[], [read(3, 5)]])["numInputRows"] == 15
@@ -191,12 +192,12 @@ def test_rows_of_subtasks_that_finished_are_reported_once_with_the_next_checkpoi
 
 
 def test_last_reports_are_kept_and_a_finished_job_has_no_further_one() -> None:
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     complete(progress, 1, [[read(1, 1)]])
     progress.ended((SOURCE, 0), [read(2, 0)])
     progress.finished(9_000, GRAPH)
     assert len(progress.reports()) == 1
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     for id_ in range(MOST_REPORTS + 5):
         complete(progress, id_, [[read(id_, 1)]])
     assert [report["batchId"] for report in progress.reports()] == [*range(5, MOST_REPORTS + 5)]
@@ -213,7 +214,7 @@ def test_last_reports_are_kept_and_a_finished_job_has_no_further_one() -> None:
 def test_report_has_the_least_watermark_that_is_not_the_end_of_data(
     watermarks: tuple[int | None, int | None], reported: str
 ) -> None:
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     report = complete(progress, 1, [[read(1, 1, watermark=watermarks[0])]], written(1, 1, 1, watermark=watermarks[1]))
     assert report["eventTime"] == {"watermark": reported}
 
@@ -224,7 +225,7 @@ def test_report_has_the_event_times_of_rows_that_no_moved_filter_drops() -> None
     graph = replace(GRAPH, vertices=(replace(first, operators=(*first.operators, own)), *rest))
     [*known, time] = read(1, 2, EventTimes(1_000, 9_000, 10_000.0, 2)).operators
     passed = OperatorMeasures(own.uid, rows_in=1, event_times=EventTimes(1_000, 1_000, 1_000.0, 1))
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     report = complete(progress, 1, [[Interval(1, (*known, time, passed))]], written(1, 1, 1), graph=graph)
     assert {report["eventTime"][name] for name in ("min", "max", "avg")} == {"1970-01-01T00:00:01.000Z"}
 
@@ -234,7 +235,7 @@ def test_report_shows_the_offsets_of_all_subtasks_and_how_far_they_are_behind() 
         offsets = {"reached": {"orders": {partition: reached}}, "latest": {"orders": {partition: latest}}}
         return [Interval(checkpoint_id, (OperatorMeasures("in", rows_out=1, **offsets),))]  # type: ignore[arg-type]
 
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     [source] = complete(progress, 1, [at(1, "0", 5, 5), at(1, "1", 7, 7)])["sources"]
     assert (source["startOffset"], source["endOffset"]) == (None, {"orders": {"0": 5, "1": 7}})
     [source] = complete(progress, 2, [at(2, "0", 6, 9), at(2, "1", 7, 8)])["sources"]
@@ -261,7 +262,7 @@ def test_report_shows_the_batches_of_files_from_which_a_job_has_begun_and_which_
         [source] = complete(progress, checkpoint_id, [*reads])["sources"]
         return source["startOffset"], source["endOffset"]
 
-    progress = JobProgress(JOB, 0)
+    progress = JobProgress(JOB, QUERY, 0)
     # The second subtask has got the next batch, and has not read it.
     assert offsets(1, at(1, first - 1, None), at(1, first, None)) == (start, start)
     assert offsets(2, at(2, first - 1, first), at(2, first, first + 1)) == (start, {"logOffset": first + 1})

@@ -11,7 +11,6 @@ import pytest
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointProperties, CheckpointType
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
@@ -28,8 +27,7 @@ from ckpt_runtime.storage.errors import (
     StorageError,
 )
 from ckpt_runtime.storage.filesystem import make_directory, resolve
-from ckpt_runtime.storage.metadata import read_metadata
-from tests.unit.runtime.jobmaster.shell_bench import JOB, TASKS, TIMEOUT_S, opened
+from tests.unit.runtime.jobmaster.shell_bench import TASKS, TIMEOUT_S, opened
 
 
 @pytest.fixture(autouse=True)
@@ -53,47 +51,12 @@ class Mount:
         self._away.rename(self.path)
 
 
-async def test_a_checkpoint_ends_as_files_with_metadata_and_a_pointer(tmp_path: Path) -> None:
-    async with opened(tmp_path) as bench:
-        checkpoint_id, files = await bench.checkpoint()
-        directory = bench.directory / f"chk-{checkpoint_id}"
-        assert sorted(path.name for path in directory.iterdir()) == ["_metadata", "state-0", "state-1"]
-        found = CompletedCheckpoint.from_json(read_metadata(str(directory)).document)
-        assert (found.id, found.job_id) == (checkpoint_id, JOB)
-        assert sum(state.bytes for state in found.states.values()) == 10
-        assert bench.pointers.present == {checkpoint_id: True}
-        assert isinstance(bench.listener.answers[0], out.RequestCompleted)
-        assert bench.listener.answers[0].external_path == directory.as_uri()
-        assert files[0].exists()
-
-
-async def test_shared_files_of_checkpoints_are_in_the_jobs_directory_and_savepoints_have_none(tmp_path: Path) -> None:
-    async with opened(tmp_path, max_concurrent=2) as bench:
-        _, options = await bench.trigger()
-        assert options.shared_directory == (bench.directory / "shared").as_uri()
-        assert (bench.directory / "shared").is_dir()
-        _, options = await bench.trigger(CheckpointType.SAVEPOINT, str(tmp_path / "savepoints"))
-        assert options.shared_directory == ""
-
-
 async def test_newer_checkpoint_replaces_the_older_one(tmp_path: Path) -> None:
     async with opened(tmp_path) as bench:
         for _ in range(3):
             checkpoint_id, _ = await bench.checkpoint()
         assert bench.names() == [f"chk-{checkpoint_id}"]
         assert list(bench.pointers.present) == [checkpoint_id]
-
-
-async def test_a_declined_checkpoint_leaves_no_files(tmp_path: Path) -> None:
-    async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
-        checkpoint_id, options = await bench.trigger()
-        (Path(options.directory.removeprefix("file://")) / "state-0").write_bytes(b"x")
-        reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-        bench.shell.tell(on.Declined(checkpoint_id, TASKS[1], reason, "no"))
-        await bench.until(lambda: bool(bench.listener.aborted))
-        await bench.settle()
-        assert bench.names() == []
-        assert bench.listener.aborted == [checkpoint_id]
 
 
 async def test_state_that_comes_after_the_abort_is_deleted(tmp_path: Path) -> None:
@@ -115,24 +78,6 @@ async def test_a_checkpoint_expires_by_the_clock(tmp_path: Path) -> None:
         (answer,) = bench.listener.answers
         assert isinstance(answer, out.RequestFailed)
         assert answer.reason is CheckpointFailureReason.CHECKPOINT_EXPIRED
-
-
-async def test_periodic_checkpoints_are_triggered_by_the_clock(tmp_path: Path) -> None:
-    async with opened(tmp_path, interval_ms=10) as bench:
-        await bench.until(lambda: bool(bench.listener.triggers))
-
-
-async def test_a_savepoint_gets_a_directory_of_its_own(tmp_path: Path) -> None:
-    async with opened(tmp_path) as bench:
-        target = tmp_path / "savepoints"
-        checkpoint_id, options = await bench.trigger(CheckpointType.SAVEPOINT, str(target))
-        bench.acknowledge(checkpoint_id, options.directory)
-        await bench.until(lambda: bool(bench.listener.answers))
-        (directory,) = target.iterdir()
-        assert directory.name.startswith(f"savepoint-{JOB[:6]}-")
-        assert (directory / "_metadata").exists()
-        assert bench.pointers.present == {}
-        assert bench.listener.completed == []
 
 
 @pytest.mark.parametrize("target", [None, "", "relative", "nosuch://x"])

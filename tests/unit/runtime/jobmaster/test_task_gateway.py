@@ -18,8 +18,6 @@ from ckpt_runtime.network.control_messages import (
     TO_WORKER,
     CancelDeployment,
     EndOfDataReport,
-    NotifyCheckpointAborted,
-    NotifyCheckpointComplete,
     SnapshotProgress,
     SubtaskMeasures,
     TriggerCheckpoint,
@@ -101,20 +99,6 @@ def test_each_worker_gets_its_part_and_the_archive_and_an_unchanged_graph_once(
     assert gateway.deployment == 9
 
 
-def test_messages_are_sent_to_the_workers_of_their_tasks(gateway: TaskGateway, both: list[tuple[Slot, Wire]]) -> None:
-    assert gateway.trigger(1, 5, OPTIONS, TASKS[:1])
-    gateway.complete(1, TASKS)
-    gateway.abort(2, -1, TASKS[1:])
-    gateway.abort(3, 1, TASKS[1:])
-    first, second = (wire.messages()[1:] for _, wire in both)
-    assert first == [TriggerCheckpoint(7, (("s", 0),), 1, 5, OPTIONS), NotifyCheckpointComplete(7, (("s", 0),), 1)]
-    assert second == [
-        NotifyCheckpointComplete(7, (("s", 1),), 1),
-        NotifyCheckpointAborted(7, (("s", 1),), 2, None),
-        NotifyCheckpointAborted(7, (("s", 1),), 3, 1),
-    ]
-
-
 def test_a_worker_that_was_replaced_gets_nothing_of_the_old_deployment(
     gateway: TaskGateway, both: list[tuple[Slot, Wire]]
 ) -> None:
@@ -137,12 +121,6 @@ def test_a_lost_slot_hosts_nothing_that_lives(gateway: TaskGateway, both: list[t
     assert not gateway.lives(9)
     deploy(gateway, both[:1], 8)
     assert gateway.index_of(both[1][0]) is None
-
-
-def test_tasks_are_not_alive_before_the_first_deployment() -> None:
-    gateway = TaskGateway(b"")
-    assert gateway.deployment == -1
-    assert not gateway.cancel(0)
 
 
 def test_a_worker_is_heard_for_its_own_subtasks_of_the_present_deployment(

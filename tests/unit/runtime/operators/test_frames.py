@@ -69,6 +69,10 @@ def test_the_rows_of_a_key_come_in_order_and_in_frames_of_bounded_size(harness: 
     assert run.process(batch("y")) == [{"k": "y", "n": 1}]
     run = harness(operator(sizes, arrow__maxRecordsPerBatch="2"))
     assert [row["n"] for row in run.process(batch("x", "x", "x", "y"))] == [2, 1, 1]
+    run = harness(operator(sizes, arrow__maxBytesPerBatch="2"))
+    assert [row["n"] for row in run.process(batch("x", "x", "y"))] == [1, 1, 1]
+    run = harness(operator(sizes, arrow__maxBytesPerBatch="100000"))
+    assert [row["n"] for row in run.process(batch("x", "x", "y"))] == [2, 1]
     run = harness(operator(sizes, arrow__maxRecordsPerBatch="-1"))
     assert [row["n"] for row in run.process(batch(*["x"] * (MOST_ROWS + 1)))] == [MOST_ROWS + 1]
 

@@ -121,13 +121,15 @@ def test_a_semi_join_gives_each_left_row_once_with_its_own_columns() -> None:
     assert join.watermark(MAX_WATERMARK) == [MAX_WATERMARK]
 
 
-def test_nulls_match_nothing_and_an_outer_join_gives_them_at_once() -> None:
+def test_outer_join_keeps_rows_without_a_key_until_the_watermark_and_drops_those_without_event_time() -> None:
     rows = [left(None, 10), left(1, None), left(1, 10)]
     assert Subtask(join_spec("inner")).left(*rows) == []
-    join = Subtask(join_spec("full_outer"))
-    assert brief(join.left(*rows)) == [(None, 10, None), (1, None, None)]
-    assert brief(join.right(right(None, 10), right(1, 10))) == [(None, None, 10), (1, 10, 10)]
-    assert join.living() == (1, 1)
+    for how, ends in (("full_outer", [(2, None, 10)]), ("left_outer", [(None, 10, None)])):
+        join = Subtask(join_spec(how))
+        assert join.left(*rows) == []
+        matched = brief(join.right(right(None, 10), right(1, 10), right(2, 10)))
+        assert matched == ([(None, 10, 10)] if how == "full_outer" else []) + [(1, 10, 10)], "as in Spark"
+        assert brief(join.watermark(MAX_WATERMARK)) == [*ends, MAX_WATERMARK]
 
 
 def test_late_rows_are_dropped_and_counted() -> None:

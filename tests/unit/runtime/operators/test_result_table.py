@@ -1,4 +1,4 @@
-"""Output mode complete: when a whole result comes out, in which order, and what a restore and spilled rows change."""
+"""Results of aggregations with each checkpoint: when a whole one comes out, in which order, what a restore changes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState
-from ckpt_runtime.graph.specs import GroupSpec, LimitSpec, SortOrder, SortSpec, TableSpec
+from ckpt_runtime.graph.specs import GroupSpec, LatestSpec, LimitSpec, SortOrder, SortSpec, TableSpec
+from ckpt_runtime.operators import result_table
+from ckpt_runtime.operators.group_state import OUTPUT_ROWS
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
-from ckpt_runtime.operators.result_table import LimitOperator, SortOperator
+from ckpt_runtime.operators.result_table import LatestOperator, LimitOperator, SortOperator
 from tests.support.groups import GroupJob, GroupSubtask, aggregate
 from tests.support.inline_snapshots import CANONICAL
 
@@ -121,6 +123,33 @@ def test_aggregate_of_no_rows_has_the_result_of_sql_until_the_first_row_comes(
     job.process({"all": 0, one.name: None})
     assert job.checkpoint() == [{"all": 0, one.name: None}]
     job.close()
+
+
+@pytest.mark.parametrize("limit", [OUTPUT_ROWS, 4])
+def test_last_row_of_each_key_comes_out_with_the_next_checkpoint_and_once(
+    monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(result_table, "OUTPUT_ROWS", limit)
+    rows = Rows(LatestOperator(LatestSpec(("a", "b"))))
+
+    def process(*given: tuple[str | None, int | None, int]) -> None:
+        columns = [pa.array(values) for values in zip(*given, strict=True)]
+        types = (pa.string(), pa.int64(), pa.int64())
+        arrays = [column.cast(kind) for column, kind in zip(columns, types, strict=True)]
+        rows.operator.process_batch(pa.RecordBatch.from_arrays(arrays, ["a", "b", "v"]), 0)
+
+    process(("x", 1, 1), ("x", 2, 2), (None, 1, 3), ("x", 1, 4))
+    process((None, None, 5))
+    process(("y", 1, 6), (None, 1, 7), (None, 1, 8))
+    process(("x", 1, 9), (None, None, 10))
+    assert rows.out == []
+    rows.operator.prepare_snapshot(1)
+    assert rows.out == [("x", 2, 2), ("y", 1, 6), (None, 1, 8), ("x", 1, 9), (None, None, 10)]
+    rows.operator.prepare_snapshot(2)
+    assert len(rows.out) == 5
+    process(("x", 1, 11))
+    rows.operator.finish()
+    assert rows.out[5:] == [("x", 1, 11)]
 
 
 class Rows:

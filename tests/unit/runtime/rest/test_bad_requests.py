@@ -102,20 +102,6 @@ def test_bad_savepoint_fields_are_refused_and_start_nothing(
     assert not gateway.operations
 
 
-def test_incremental_checkpoints_cannot_be_asked_for(send: Send) -> None:
-    response = send("POST", f"/jobs/{JOB}/checkpoints", json={"checkpointType": "INCREMENTAL"})
-    assert_4xx(response, 400)
-
-
-@pytest.mark.parametrize("value", ["abc", "-1", "1e3", "1.0", "9" * 20, "%31%00", "١"])
-def test_bad_checkpoint_ids_are_refused(send: Send, value: str) -> None:
-    assert_4xx(send("GET", f"/jobs/{JOB}/checkpoints/details/{value}"), 400)
-
-
-def test_a_huge_checkpoint_id_is_only_unknown(send: Send) -> None:
-    assert_4xx(send("GET", f"/jobs/{JOB}/checkpoints/details/{2**63 + 1}"), 404)
-
-
 @pytest.mark.parametrize("query", ["maxExceptions=0", "maxExceptions=x", "maxExceptions=1e3", "maxExceptions=99999999"])
 def test_bad_query_parameters_are_refused(send: Send, query: str) -> None:
     assert_4xx(send("GET", f"/jobs/{JOB}/exceptions?{query}"), 400)

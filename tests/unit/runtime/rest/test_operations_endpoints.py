@@ -30,16 +30,6 @@ def test_a_checkpoint(send: Send) -> None:
     assert len(details["tasks"]) == 3
 
 
-@pytest.mark.parametrize("path", ["checkpoints", "savepoints", "stop"])
-def test_the_same_trigger_id_starts_nothing_twice(send: Send, gateway: FakeGateway, path: str) -> None:
-    body = {"triggerId": TRIGGER, "target-directory": "/s"}
-    for _ in range(3):
-        response = send("POST", f"/jobs/{JOB}/{path}", json=body)
-        assert response.status_code == 202
-        assert response.json() == {"request-id": TRIGGER.lower()}
-    assert sum(gateway.triggered.values()) == 1
-
-
 def test_a_repeated_stop_is_answered_after_the_job_has_ended(send: Send, gateway: FakeGateway) -> None:
     body = {"triggerId": TRIGGER, "targetDirectory": "/s"}
     send("POST", f"/jobs/{JOB}/stop", json=body)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import socket
 from typing import Any
 
-import httpx
 import pytest
 
 from ckpt_runtime.rest import exchange, server
@@ -26,18 +24,6 @@ async def raw(port: int, request: bytes) -> bytes:
     answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     return answer
-
-
-async def test_start_on_a_free_port_serve_and_stop() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as client:
-        assert (await client.get("/v1/overview")).status_code == 200
-    assert signal.getsignal(signal.SIGINT) == before
-    await server.stop(running)
-    await server.stop(running)
-    with pytest.raises(OSError, match=r"(?i)connect"):
-        await raw(port, b"GET / HTTP/1.1\r\n\r\n")
 
 
 async def test_a_connection_that_is_made_while_the_server_ends_is_ended_too() -> None:

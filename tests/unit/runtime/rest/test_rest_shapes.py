@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 from msgspec import to_builtins
 from prometheus_client.parser import text_string_to_metric_families
 
-from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState, SubtaskDetails
@@ -41,19 +40,6 @@ def test_statistics_without_any_checkpoint(send: Send) -> None:
     assert document["summary"]["state_size"]["p50"] == "NaN"
     assert document["latest"] == {"completed": None, "savepoint": None, "failed": None, "restored": None}
     assert document["history"] == []
-
-
-@pytest.mark.row("571.9")
-def test_pending_checkpoint_shows_acknowledgements_and_deadline(send: Send, gateway: FakeGateway) -> None:
-    checkpoint_id = gateway.start_checkpoint(gateway.jobs[JOB])
-    (pending,) = send("GET", f"/jobs/{JOB}/checkpoints").json()["history"]
-    assert (pending["num_subtasks"], pending["num_acknowledged_subtasks"]) == (6, 0)
-    assert pending["deadline_timestamp"] == gateway.now + 600_000
-    assert "timeout_extension" not in pending
-    gateway.jobs[JOB].tracker.report_extension(checkpoint_id, 7_000)
-    assert send("GET", f"/jobs/{JOB}/checkpoints").json()["history"][0]["timeout_extension"] == 7_000
-    subtasks = send("GET", f"/jobs/{JOB}/checkpoints/details/{checkpoint_id}/subtasks/{VERTICES[0]}").json()
-    assert [item["status"] for item in subtasks["subtasks"]] == ["pending_or_failed"] * 2
 
 
 def test_metrics_are_what_prometheus_reads(send: Send, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,54 +86,6 @@ def test_the_series_of_a_job_end_with_it_and_its_end_is_counted(
     assert {sample.labels["job_id"] for sample in samples if "job_id" in sample.labels} == {JOB}
     [count] = [sample for sample in samples if sample.name == "ckpt_jobs" and sample.labels["state"] == end.value]
     assert count.value == 1
-
-
-@pytest.mark.row("76.1")
-def test_an_unaligned_checkpoint_shows_what_it_persisted(send: Send, gateway: FakeGateway) -> None:
-    """Flink's fields: persisted bytes count in the sizes, and one subtask that turned names the type."""
-    job = gateway.jobs[JOB]
-    checkpoint_id = gateway.start_checkpoint(job)
-    metrics = CheckpointMetrics(1, 2, 700, processed_data=30, persisted_data=600, alignment_duration=4, unaligned=True)
-    turned = SubtaskStats(0, gateway.now + 5, 900, metrics)
-    job.tracker.report_subtask(checkpoint_id, VERTICES[0], turned)
-    aligned = SubtaskStats(1, gateway.now + 6, 100, CheckpointMetrics(1, 2, 100))
-    job.tracker.report_subtask(checkpoint_id, VERTICES[0], aligned)
-    (shown,) = send("GET", f"/jobs/{JOB}/checkpoints").json()["history"]
-    assert (shown["checkpoint_type"], shown["is_savepoint"]) == ("UNALIGNED_CHECKPOINT", False)
-    assert [shown[name] for name in ("processed_data", "persisted_data")] == [30, 600]
-    assert [shown[name] for name in ("checkpointed_size", "state_size")] == [800, 1000]
-    vertex = send("GET", f"/jobs/{JOB}/checkpoints/details/{checkpoint_id}/subtasks/{VERTICES[0]}").json()
-    assert vertex["persisted_data"] == 600
-    assert vertex["summary"]["alignment"]["persisted"]["max"] == 600
-    first, second = vertex["subtasks"]
-    assert first["alignment"] == {"buffered": 0, "processed": 30, "persisted": 600, "duration": 4}
-    assert (first["unaligned_checkpoint"], second["unaligned_checkpoint"]) == (True, False)
-
-
-@pytest.mark.row("203.8")
-def test_savepoint_shows_its_progress_and_its_reused_files(send: Send, gateway: FakeGateway) -> None:
-    job = gateway.jobs[JOB]
-    number = gateway.start_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
-    vertex = VERTICES[0]
-
-    def report(index: int, written: int, reused: int, *, completed: bool) -> None:
-        metrics = CheckpointMetrics(checkpointed_size=written, reused_size=reused)
-        job.tracker.report_subtask(number, vertex, SubtaskStats(index, 5, 0, metrics, completed))
-
-    report(0, 10, 200, completed=True)
-    report(1, 3, 40, completed=False)
-    (pending,) = send("GET", f"/jobs/{JOB}/checkpoints").json()["history"]
-    assert [pending[name] for name in ("progress_size", "num_acknowledged_subtasks")] == [253, 1]
-    shown = send("GET", f"/jobs/{JOB}/checkpoints/details/{number}/subtasks/{vertex}").json()["subtasks"]
-    assert [item["status"] for item in shown] == ["completed", "pending_or_failed"]
-    report(1, 4, 60, completed=True)
-    job.tracker.report_completed(number, "file:/s")
-    full, _ = gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
-    last, first = send("GET", f"/jobs/{JOB}/checkpoints").json()["history"]
-    names = ("id", "incremental", "checkpointed_size", "reused_size")
-    assert [first[name] for name in names] == [number, True, 14, 260]
-    assert [last[name] for name in names] == [full, False, 600, 0]
-    assert "progress_size" not in first
 
 
 def test_every_measure_of_a_subtask_is_shown(send: Send, gateway: FakeGateway) -> None:
@@ -226,13 +164,6 @@ def test_each_job_is_an_application(send: Send, gateway: FakeGateway) -> None:
     assert send("GET", f"/applications/{'0' * 32}").status_code == 404
 
 
-def test_slot_agents_are_task_managers_with_one_slot(send: Send) -> None:
-    found = send("GET", "/taskmanagers").json()["taskmanagers"]
-    assert [(agent["id"], agent["slotsNumber"], agent["freeSlots"]) for agent in found] == [
-        ("0-0", 1, 0), ("0-1", 1, 0), ("0-2", 1, 1), ("0-3", 1, 1),
-    ]  # fmt: skip
-
-
 def test_log_of_an_ended_worker_is_listed_and_begins_with_the_cause(send: Send, gateway: FakeGateway) -> None:
     reason = "its process ended with exit code -9"
     gateway.ended_logs = [EndedWorkerLog("0-w3", "0", gateway.now, reason, "the last line\n")]
@@ -247,15 +178,6 @@ def test_log_of_an_ended_worker_is_listed_and_begins_with_the_cause(send: Send, 
 def test_the_dashboard_gets_no_button_that_would_cancel_by_a_read(send: Send) -> None:
     assert send("GET", "/config").json()["features"]["web-cancel"] is False
     assert send("GET", f"/jobs/{JOB}/yarn-cancel").status_code == 404
-
-
-def test_names_are_shown_as_they_are(send: Send, gateway: FakeGateway) -> None:
-    job = gateway.jobs[JOB]
-    first, *rest = job.graph.vertices
-    named = replace(first, operators=(replace(first.operators[0], name="a -> 'b' & <c>"),))
-    job.graph = replace(job.graph, vertices=(named, *rest))
-    nodes = send("GET", f"/jobs/{JOB}/plan").json()["plan"]["nodes"]
-    assert nodes[-1]["description"] == "a -> 'b' & <c>"
 
 
 def test_metrics_without_all_measurements_are_not_complete() -> None:

@@ -40,15 +40,6 @@ def test_latest_good_savepoint_is_one_call(send: Send, gateway: FakeGateway) -> 
     assert send("GET", "/savepoints/latest", params={"job": ""}).status_code == 400
 
 
-def test_a_mark_is_noted(send: Send) -> None:
-    body = {**MARK, "passed": False, "by": "ana", "detail": "no checkpoint", "duration": 12_000}
-    drilled = send("POST", "/savepoints/marks", json=body).json()["drilled"]
-    assert drilled.pop("timestamp") > 0
-    assert drilled == {"passed": False, "by": "ana", "detail": "no checkpoint", "duration": 12_000}
-    unknown = send("POST", "/savepoints/marks", json={**MARK, "savepoint-path": "/none"})
-    assert (unknown.status_code, "/none" in unknown.text) == (404, True)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

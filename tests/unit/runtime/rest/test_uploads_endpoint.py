@@ -9,7 +9,7 @@ import pytest
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.rest.exchange import BadRequest, display_name
-from tests.unit.runtime.rest.conftest import JOB, Send
+from tests.unit.runtime.rest.conftest import Send
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
 ZIP = b"PK\x03\x04rest"
@@ -41,14 +41,6 @@ def test_upload_list_run_delete(send: Send, gateway: FakeGateway) -> None:
     assert send("DELETE", f"/jars/{pipeline}").status_code == 200
     assert send("DELETE", f"/jars/{pipeline}").status_code == 404
     assert send("POST", f"/jars/{pipeline}/run").status_code == 404
-
-
-def test_a_client_chosen_job_id_makes_running_idempotent(send: Send, gateway: FakeGateway) -> None:
-    pipeline = upload(send)
-    body = {"jobId": "ab" * 16, "parallelism": 2}
-    assert [send("POST", f"/jars/{pipeline}/run", json=body).status_code for _ in range(3)] == [200, 200, 200]
-    assert send("POST", f"/jars/{pipeline}/run", json={**body, "parallelism": 3}).status_code == 409
-    assert list(gateway.jobs) == [JOB, "ab" * 16]
 
 
 @pytest.mark.parametrize(
