@@ -26,11 +26,11 @@ from ckpt_runtime.connect.queries import Queries, Query
 from ckpt_runtime.connect.script import SCRIPT_KEY, SubmittedScript
 from ckpt_runtime.frontend.analysis import ANALYZER, views_read
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery
-from ckpt_runtime.frontend.connect_service import Service
+from ckpt_runtime.frontend.connect_service import Service, parts
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions
 from ckpt_runtime.frontend.mapping import spark_columns
-from ckpt_runtime.frontend.recorded_script import STATUS_KEY, Answer, parts
+from ckpt_runtime.frontend.recorded_script import STATUS_KEY, Answer
 from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.jobmaster.progress import spark_time

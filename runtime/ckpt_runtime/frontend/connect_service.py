@@ -204,7 +204,7 @@ class Service:
             extended = _shows_columns(request.explain)
             analysis = self._capture.analysis_of(self._capture.request_of(request.explain.plan.root))
             response.explain.explain_string = self._capture.explanation(analysis, extended=extended)
-        elif kind in ("persist", "unpersist") and not _reads_stream(getattr(request, kind).relation):
+        elif kind in ("persist", "unpersist") and not self._may_read_stream(request):
             getattr(response, kind).SetInParent()  # a static table is read once
         elif kind == "spark_version":
             import pyspark
@@ -336,10 +336,7 @@ class Service:
             self._capture.static_views[name] = relation.SerializeToString()
 
     def _may_read_stream(self, relation: Any) -> bool:
-        """Returns whether a relation reads a stream by its source, or contains the name of a view of one."""
-        streams = "|".join(re.escape(view) for view in self._capture.views.keys() - self._capture.static_views.keys())
-        text = relation.SerializeToString()
-        return _reads_stream(relation) or bool(streams and re.search(streams.encode(), text, re.IGNORECASE))
+        return reads_stream(relation, self._capture.views.keys() - self._capture.static_views.keys())
 
     def _query_command(self, command: Any, response: Any) -> None:
         """Answers commands of scripts about queries that they started. Waiting for a query returns at once."""
@@ -423,7 +420,7 @@ class Service:
         before = [query.start for at, query in enumerate(capture.queries) if not capture.clock.is_active(at)]
         written = {place for each in before for place in _places(each.options, each.path, each.table_name)}
         read: set[str] = set()
-        for table in (table for table in _reads(start.input) if not table.is_streaming):
+        for table in (part for name, part in parts(start) if name == "read" and not part.is_streaming):
             source = table.data_source
             read |= _places(source.options, *source.paths, table.named_table.unparsed_identifier)
         for node in analysis.nodes if start.available_now or start.once else ():
@@ -474,19 +471,34 @@ def _shows_columns(explain: Any) -> bool:
     return name in ("extended", "formatted")
 
 
-def _reads(message: Any) -> Iterator[Any]:
-    """Yields the parts of a request that read a stream or a table by its source, not by a view's name."""
-    if message.DESCRIPTOR.name == "Read":
-        yield message
-    for descriptor, value in message.ListFields():
-        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
-            continue
-        for part in value if descriptor.is_repeated else (value,):
-            yield from _reads(part)
+def parts(message: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the names of all fields that are set, with each message in them, at any depth."""
+    todo = [message]
+    while todo:
+        for descriptor, value in todo.pop().ListFields():
+            if descriptor.message_type is None:
+                continue
+            is_map = descriptor.message_type.GetOptions().map_entry
+            several = value.values() if is_map else value if descriptor.is_repeated else (value,)
+            for element in several:
+                if hasattr(element, "ListFields"):
+                    yield descriptor.name, element
+                    todo.append(element)
 
 
-def _reads_stream(message: Any) -> bool:
-    return any(read.is_streaming for read in _reads(message))
+def reads_stream(message: Any, views: Collection[str]) -> bool:
+    """Returns whether a plan reads a stream, through a reader or through one of the given views of streams."""
+    names = "|".join(re.escape(view) for view in views)
+    pattern = re.compile(rf"(?<![\w`]){'`?'}(?:{names}){'`?'}(?![\w`])", re.IGNORECASE) if views else None
+    for name, part in parts(message):
+        if name == "read":
+            table = part.named_table.unparsed_identifier.strip("`")
+            if part.is_streaming or table.lower() in {view.lower() for view in views}:
+                return True
+        elif name in ("sql", "expression_string") and pattern is not None:
+            if pattern.search(part.query if name == "sql" else part.expression):
+                return True
+    return False
 
 
 def _places(options: Mapping[str, str], *names: str) -> set[str]:

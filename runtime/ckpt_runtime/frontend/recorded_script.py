@@ -10,7 +10,6 @@ other program.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -22,7 +21,7 @@ import grpc
 import msgspec
 
 from ckpt_runtime.frontend.capture import Capture
-from ckpt_runtime.frontend.connect_service import CHANGES_TABLES, Service
+from ckpt_runtime.frontend.connect_service import CHANGES_TABLES, Service, reads_stream
 from ckpt_runtime.frontend.program import run_script
 from ckpt_runtime.graph.errors import PlanError
 
@@ -50,35 +49,6 @@ from pyspark.sql import SparkSession
 def pipeline(spark: SparkSession) -> None:
     run_again(spark, Path(__file__).parent)
 '''
-
-
-def parts(message: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the names of all fields that are set, with each message in them, at any depth."""
-    todo = [message]
-    while todo:
-        for descriptor, value in todo.pop().ListFields():
-            if descriptor.message_type is None:
-                continue
-            is_map = descriptor.message_type.GetOptions().map_entry
-            several = value.values() if is_map else value if descriptor.is_repeated else (value,)
-            for element in several:
-                if hasattr(element, "ListFields"):
-                    yield descriptor.name, element
-                    todo.append(element)
-
-
-def reads_stream(message: Any, views: Collection[str]) -> bool:
-    """Returns whether a plan reads a stream, through a reader or through one of the given views of streams."""
-    names = "|".join(re.escape(view) for view in views)
-    pattern = re.compile(rf"(?<![\w`]){'`?'}(?:{names}){'`?'}(?![\w`])", re.IGNORECASE) if views else None
-    for name, part in parts(message):
-        if name == "read":
-            table = part.named_table.unparsed_identifier.strip("`")
-            if part.is_streaming or table.lower() in {view.lower() for view in views}:
-                return True
-        elif name == "sql" and pattern is not None and pattern.search(part.query):
-            return True
-    return False
 
 
 def kind_of(request: Any) -> str:

@@ -10,7 +10,8 @@ from pyspark.sql.connect.proto import Plan, Relation
 
 from ckpt_runtime.connect.server import code_in
 from ckpt_runtime.connect.sessions import MOST_RECORDED_BYTES, Failure, Recording
-from ckpt_runtime.frontend.recorded_script import STATUS_KEY, reads_stream
+from ckpt_runtime.frontend.connect_service import reads_stream
+from ckpt_runtime.frontend.recorded_script import STATUS_KEY
 from ckpt_runtime.graph.errors import PlanError
 
 STREAM = {"read": {"is_streaming": True, "data_source": {"format": "rate"}}}
@@ -33,6 +34,7 @@ def sql(query: str) -> dict[str, Any]:
         (sql("SELECT * FROM `ORDERS` AS o"), True),
         (sql("SELECT * FROM old_orders"), False),
         (sql("SELECT * FROM orders2"), False),
+        ({"filter": {"condition": {"expression_string": {"expression": "id IN (SELECT id FROM orders)"}}}}, True),
     ],
 )
 def test_plan_concerns_a_stream_if_it_reads_one_or_names_a_view_of_one(
