@@ -142,3 +142,29 @@ def test_function_is_called_with_the_rows_and_ids_of_sparks_batches_and_reports_
         assert of_engine == of_spark
         assert len(of_engine) == (len(FILES) if name == "once" else sum(map(len, FILES)))
         assert not [*faults.iterdir()], "each kill has happened"
+
+
+WRITES = """
+def pipeline(spark, directory):
+    spark.range(3).write.mode("append").parquet(f"{directory}/log")
+    rows = spark.readStream.schema("value STRING").text(f"{directory}/in").dropDuplicates()
+    writer = rows.writeStream.format("parquet").option("checkpointLocation", f"{directory}/checkpoint")
+    writer.trigger(availableNow=True).start(f"{directory}/out")
+"""
+
+
+@pytest.mark.row("ps.1")
+def test_run_that_is_planned_again_with_the_key_groups_of_the_run_before_writes_its_frames_once(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    del spark  # writes the frames
+    program = tmp_path / "writes.py"
+    program.write_text(WRITES)
+    (tmp_path / "in").mkdir()
+    for run, key_groups in enumerate(("64", None)):
+        (tmp_path / "in" / f"{run}.txt").write_text(f"{run}\n")
+        configuration = fast(pipeline__max_parallelism=key_groups)
+        job = cluster.submit(program, arguments=[str(tmp_path)], configuration=configuration, parallelism=1)
+        cluster.wait_for_status(job, JobStatus.FINISHED)
+        assert pq.read_table(tmp_path / "out").num_rows == run + 1
+        assert pq.read_table(tmp_path / "log").num_rows == 3 * (run + 1)

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import io
 import json
+import runpy
+import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 from pyspark.sql.connect.proto import ConfigRequest, ConfigResponse, ExecutePlanRequest, ExecutePlanResponse
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.connect.server import ConnectServer
 from ckpt_runtime.frontend.spark_connect import spark_service
+from ckpt_runtime.rest import server as rest_server
+from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES
 from tests.support.patience import patient
 from tests.support.pipelines import connect_restarts
 from tests.unit.runtime.frontend.test_protobuf_functions import DESCRIPTORS, Order
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -51,6 +53,41 @@ def endpoint(cluster: MiniCluster, **options: str) -> Iterator[int]:
     server, port = cluster.call(start())
     yield port
     cluster.call(server.stop())
+
+
+@contextmanager
+def rest_in_front_of(cluster: MiniCluster, connect_port: int) -> Iterator[str]:
+    """The REST API of a session that serves Spark Connect at a port; gives its address."""
+
+    async def start() -> tuple[Any, int]:
+        cluster.dispatcher.connect_port = connect_port
+        return await rest_server.start(create_app(cluster.dispatcher, token=TOKEN), "127.0.0.1", 0)
+
+    server, port = cluster.call(start())
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        cluster.call(rest_server.stop(server))
+
+
+def run_as_client(url: str, script: Path, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+    """The command that runs a script as a client of a session."""
+    ckpt = [sys.executable, "-m", "ckpt_runtime.cli", "--url", url, "--token", TOKEN, "run", "--client"]
+    return [*ckpt, *options, str(script), *arguments]
+
+
+def in_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, script: Path, arguments: Sequence[str]) -> None:
+    """Runs a script in Spark, as Python does, and stops what it leaves running."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
+    session.conf.set("spark.sql.shuffle.partitions", "1")
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", session)
+    monkeypatch.setattr(sys, "argv", [str(script), *arguments])
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        for query in session.streams.active:
+            query.stop()
 
 
 @pytest.fixture(scope="module")
@@ -304,3 +341,43 @@ def test_client_decodes_and_encodes_avro_and_protobuf_in_its_queries(port: int, 
     schema = {"type": "record", "name": "Id", "fields": [{"name": "id", "type": ["null", "long"]}]}
     ids = [fastavro.schemaless_reader(io.BytesIO(row["avro"]), schema)["id"] for row in rows]
     assert ids == [row["id"] for row in rows]
+
+
+LIVE = Path(__file__).parents[1] / "support" / "programs" / "live.py"
+
+
+@pytest.mark.row("ps.9")
+def test_unchanged_script_that_reads_what_its_queries_write_runs_as_a_client_and_prints_what_it_prints_in_spark(
+    spark: SparkSession,
+    cluster: MiniCluster,
+    port: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    given = tmp_path / "given"
+    for name, text in {
+        "words/a.txt": "apache spark\napache flink\nspark",
+        "orders/a.csv": "id,city,at\n1,Wien,2026-11-01T09:00:00Z\n" + 2 * "2,Graz,2026-11-01T20:00:00Z\n",
+    }.items():
+        (given / name).parent.mkdir(parents=True, exist_ok=True)
+        (given / name).write_text(text)
+    mine, theirs = (shutil.copytree(given, tmp_path / name) for name in ("engine", "spark"))
+    capfd.readouterr()
+    with pytest.raises(SystemExit, match="3"):
+        in_spark(spark, monkeypatch, LIVE, ["--directory", str(theirs)])
+    wanted = capfd.readouterr().out
+    assert "2026-11-02 05:00:00" in wanted
+    assert "WARNING the query is started again: True" in wanted
+    options = ["-p", "1", "-D", "execution.checkpointing.interval=200 ms"]
+    with rest_in_front_of(cluster, port) as url:
+        command = run_as_client(url, LIVE, "--directory", str(mine), options=options)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=patient(120), check=False)
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stdout == wanted
+    assert "query left is stopped, because the script ends" in ended.stderr
+    [left] = [job for job in cluster.call(cluster.dispatcher.list_jobs()) if job.name == "left"]
+    assert left.status is JobStatus.CANCELED
+    configuration = cluster.of_job(left.job_id, lambda job: job.configuration)
+    assert configuration.get_text("execution.checkpointing.interval") == "200 ms"
+    assert {vertex.parallelism for vertex in cluster.call(cluster.dispatcher.job_details(left.job_id)).vertices} == {1}

@@ -262,7 +262,7 @@ class Cli:
     def client(self) -> CkptClient:
         """The client for the chosen job manager, made on first use."""
         if self._client is None:
-            address, token = self._address()
+            address, token = self.address()
             verify: bool | str = not self.settings.insecure
             if self.settings.ca_file is not None and not self.settings.insecure:
                 verify = self.settings.ca_file
@@ -294,7 +294,7 @@ class Cli:
         """The last started session, if any."""
         return read_session(session_path())
 
-    def _address(self) -> tuple[str | LeaderSource, str | None]:
+    def address(self) -> tuple[str | LeaderSource, str | None]:
         """The job manager's address and the token. A session's token is sent to that session only."""
         url, token = self.settings.url, self.settings.token
         if self.settings.ha_dir is not None:

@@ -1,14 +1,21 @@
 """``ckpt run`` starts a job, and ``ckpt plan`` shows what it would run.
 
 An attached ``run`` shows the job until it ends. ``plan`` also shows whether a snapshot fits, and starts nothing.
+``run --client`` runs a script here, whose queries become jobs.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
+from urllib.parse import quote, urlsplit
 
 import typer
 
@@ -20,6 +27,8 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.client.waiting import watch
+from ckpt_runtime.configuration.cluster_options import ConnectOptions, SecurityOptions
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.contract.checkpoints import CheckpointStatistics
 from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails, RestorePreview, RunOptions
 
@@ -82,8 +91,33 @@ def run(  # noqa: PLR0913 -- one parameter for each option
             "as 2026-11-01T09:00, or a file with offsets as JSON; repeatable.",
         ),
     ] = None,
+    as_client: Annotated[
+        bool,
+        typer.Option(
+            "--client", help="Run a script in this terminal; each query that it starts is a job. Needs Spark Connect."
+        ),
+    ] = False,
 ) -> ExitCode:
     """Run a pipeline. Attached, it shows progress and ends as the job ends; Ctrl-C leaves the job running."""
+    if as_client:
+        of_one_job = {
+            "--from-savepoint": from_savepoint,
+            "--allow-non-restored-state": allow_non_restored_state,
+            "--claim-mode claim": claim_mode is ClaimChoice.CLAIM,
+            "--entry": entry,
+            "--job-id": job_id,
+            "--drill": drill,
+            "--fork": fork,
+            "--source-position": source_position,
+        }
+        for option, given in of_one_job.items():
+            if given:
+                message = f"{option}: it cannot be given together with --client, because a script has a job per query"
+                raise CommandError(message, ExitCode.USAGE)
+        configuration = framework.pairs("-D", define or ())
+        if parallelism is not None:
+            configuration[PipelineOptions.PARALLELISM.key] = str(parallelism)
+        _become_script(cli, pipeline, arguments or (), configuration, keeps_queries=detached)
     options = RunOptions(
         entry_point=entry,
         arguments=tuple(arguments or ()),
@@ -119,6 +153,66 @@ def run(  # noqa: PLR0913 -- one parameter for each option
         cli.output.note(f"Job {job} keeps running; 'ckpt cancel {job}' ends it.")
         raise
     return _report_end(cli, client, details)
+
+
+def _become_script(
+    cli: Cli, file: Path, arguments: Sequence[str], configuration: Mapping[str, str], *, keeps_queries: bool
+) -> NoReturn:
+    """Replaces this process by the script's, whose exit code, output and signals are therefore those of the command."""
+    from ckpt_runtime.connect.script import KEEP_VARIABLE
+    from ckpt_runtime.spark.installation import PySparkMismatchError, check_pyspark
+
+    try:
+        check_pyspark()
+    except PySparkMismatchError as error:
+        raise CommandError(str(error), ExitCode.FAILED) from error
+    if file.suffix != ".py" or not file.is_file():
+        raise CommandError(f"--client: {file} is not a file of Python, which has to end with .py", ExitCode.USAGE)
+    port = cli.client().dashboard_config().get("connect-port")
+    if port is None:
+        raise CommandError(
+            f"--client: {cli.client().url} does not serve Spark Connect; start the session with "
+            f"-D {ConnectOptions.ENABLED.key}=true",
+            ExitCode.CONFLICT,
+        )
+    if cli.settings.insecure:
+        raise CommandError("--insecure: PySpark always checks the certificate; give --ca-file", ExitCode.USAGE)
+    environment = dict(os.environ)
+    environment["SPARK_REMOTE"] = connect_address(cli.client().url, port, cli.address()[1], configuration)
+    if cli.settings.ca_file is not None:
+        environment["GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"] = cli.settings.ca_file
+    if keeps_queries:
+        environment[KEEP_VARIABLE] = "1"
+    cli.close()
+    command = [sys.executable, "-m", "ckpt_runtime.connect.script", str(file), *arguments]
+    os.execve(sys.executable, command, environment)
+
+
+def connect_address(url: str, port: int, token: str | None, configuration: Mapping[str, str]) -> str:
+    """The address of Spark Connect in the form of ``SPARK_REMOTE``, with options for all queries of the client.
+
+    ``url`` is that of the REST API. Raises CommandError if PySpark would not send the token there.
+    """
+    from ckpt_runtime.connect.script import SUBMITTED_OPTIONS
+
+    parts = urlsplit(url)
+    host, secure = parts.hostname or "", parts.scheme == "https"
+    with suppress(ValueError):
+        # The only name with which PySpark sends a token without TLS.
+        host = "localhost" if not secure and ip_address(host).is_loopback else host
+    if token is not None and not secure and host != "localhost":
+        raise CommandError(
+            f"--client: PySpark sends a token only over TLS or to localhost, and not to {host}: set "
+            f"{SecurityOptions.REST_ENABLED.key}",
+            ExitCode.CONFLICT,
+        )
+    parameters = {
+        "token": token,
+        "use_ssl": "true" if secure else None,
+        SUBMITTED_OPTIONS: json.dumps(configuration) if configuration else None,
+    }
+    texts = (f";{name}={quote(value, safe='')}" for name, value in parameters.items() if value is not None)
+    return f"sc://{f'[{host}]' if ':' in host else host}:{port}/{''.join(texts)}"
 
 
 def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:

@@ -126,8 +126,8 @@ class Queries:
         options = Configuration.merge(self._configuration, Configuration(dict(own)))
         if start.WhichOneof("trigger") is None and options.get(CheckpointingOptions.INTERVAL) is None:
             configuration[CheckpointingOptions.INTERVAL.key] = _DEFAULT_INTERVAL
-            if options.get(RestartStrategyOptions.TYPE) is None:  # as in Spark, its first failure ends the query
-                configuration[RestartStrategyOptions.TYPE.key] = "none"
+        if options.get(RestartStrategyOptions.TYPE) is None:  # as in Spark, its first failure ends the query
+            configuration[RestartStrategyOptions.TYPE.key] = "none"
         await self._dispatcher.run_pipeline(
             RunRequest(stored.id, f"{_MODULE}:pipeline", configuration=configuration, job_id=job_id)
         )

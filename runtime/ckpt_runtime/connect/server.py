@@ -205,7 +205,7 @@ class ConnectServer:
         return str(messages.ConfigResponse.FromString(answer).server_side_session_id)
 
     async def _analyze(self, request: Any, call: Call) -> Any:
-        session = self._sessions.of(request)
+        session = self._sessions.of(request, call)
         if not reads_stream(request, session.views):
             return await self.pass_on("AnalyzePlan", request.SerializeToString(), call)
         if code := code_in(request):
@@ -221,7 +221,7 @@ class ConnectServer:
         named = getattr(operation, kind)
         pairs = [*getattr(named, "pairs", ())]
         keys = [pair.key for pair in pairs] or [*getattr(named, "keys", ())]
-        session = self._sessions.of(request)
+        session = self._sessions.of(request, call)
         if kind == "set":
             for pair in pairs:
                 session.configure(pair.key, pair.value)
@@ -240,7 +240,7 @@ class ConnectServer:
         return response
 
     async def _release_execute(self, request: Any, call: Call) -> Any:
-        operations = self._sessions.of(request).operations
+        operations = self._sessions.of(request, call).operations
         if request.operation_id not in operations:
             return await self.pass_on("ReleaseExecute", request.SerializeToString(), call)
         if request.WhichOneof("release") == "release_all":
@@ -254,7 +254,7 @@ class ConnectServer:
     async def execute(self, request: Any, call: Call) -> AsyncIterator[Any]:
         """Yields the responses to an ``ExecutePlanRequest``: the engine's for streams and queries, Spark's
         otherwise."""
-        session = self._sessions.of(request)
+        session = self._sessions.of(request, call)
         kind = request.plan.command.WhichOneof("command_type") if request.plan.HasField("command") else ""
         if not await self._concerns_streams(session, kind, request, call):
             async for response in self.pass_on_stream("ExecutePlan", request.SerializeToString(), call):
@@ -362,7 +362,7 @@ class ConnectServer:
                 start.query_name,
                 session.commands_of(request.plan.command),
                 session.settings,
-                session.options.own.to_dict(),
+                session.options.effective.to_dict(),
             )
             session.queries[query.run_id] = query
             session.starts[query.run_id] = start

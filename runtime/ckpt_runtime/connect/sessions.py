@@ -15,11 +15,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 from pyspark.sql.connect.proto import Command, StreamingQueryEventType
 
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.connect.queries import Queries, Query
+from ckpt_runtime.connect.script import SUBMITTED_OPTIONS
 from ckpt_runtime.frontend.analysis import ANALYZER, views_read
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery
 from ckpt_runtime.frontend.connect_service import Service
@@ -27,6 +29,7 @@ from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions
 from ckpt_runtime.frontend.mapping import spark_columns
 from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded
+from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.jobmaster.progress import spark_time
 
 _LOOK_S = 1.0
@@ -147,6 +150,8 @@ MOST_SESSIONS = 200
 class ClientSession:
     """The state of one client's session.
 
+    ``submitted`` are options of the engine for its queries that override those which the client sets.
+
     ``views`` holds the commands that made views of streams, by the views' names, ``queries`` the runs of queries that
     the client has started and ``starts`` the commands that started them, by the ids of the runs, and ``operations`` the
     ids of the operations that are answered here and that the client has not released. ``listeners`` is the stream of
@@ -154,8 +159,8 @@ class ClientSession:
     does not return any more. ``starting`` is held while a query is started.
     """
 
-    def __init__(self) -> None:
-        self.options = JobOptions({})
+    def __init__(self, submitted: Mapping[str, str]) -> None:
+        self.options = JobOptions(submitted)
         self.settings: dict[str, str] = {}
         self.views: dict[str, Any] = {}
         self.queries: dict[str, Query] = {}
@@ -243,18 +248,27 @@ class ClientSession:
             return await asyncio.to_thread(complete)
 
 
+def _submitted(call: Any) -> Mapping[str, str]:
+    """Raises PlanError for metadata of another form."""
+    text = dict(call.invocation_metadata()).get(SUBMITTED_OPTIONS, "{}")
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise PlanError(SUBMITTED_OPTIONS, f"it is not a JSON object of texts: {error}") from error
+
+
 class ClientSessions:
     """The sessions by the ids of user and session that each request carries."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[tuple[str, str], ClientSession] = OrderedDict()
 
-    def of(self, request: Any) -> ClientSession:
-        """Returns the session of a request, a new one for a new id."""
+    def of(self, request: Any, call: Any) -> ClientSession:
+        """Returns the session of a request, a new one for a new id, with the options that come with the call."""
         key = (request.user_context.user_id, request.session_id)
         session = self._sessions.get(key)
         if session is None:
-            session = self._sessions[key] = ClientSession()
+            session = self._sessions[key] = ClientSession(_submitted(call))
         self._sessions.move_to_end(key)
         if len(self._sessions) > MOST_SESSIONS:
             self._sessions.popitem(last=False)

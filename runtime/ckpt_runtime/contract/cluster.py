@@ -55,7 +55,10 @@ class Features(Struct, frozen=True, rename="kebab"):
 
 
 class DashboardConfig(Struct, frozen=True, kw_only=True, rename=spelling.kebab()):
-    """``/config``. Pages refresh at ``refresh_interval_ms``; ``timezone_offset_ms`` is that of the driver."""
+    """``/config``. Pages refresh at ``refresh_interval_ms``; ``timezone_offset_ms`` is that of the driver.
+
+    ``connect_port`` is that of Spark Connect on the address of the REST API; None if the session does not serve it.
+    """
 
     refresh_interval_ms: int
     timezone_name: str
@@ -63,6 +66,7 @@ class DashboardConfig(Struct, frozen=True, kw_only=True, rename=spelling.kebab()
     flink_version: str
     flink_revision: str
     ckpt_version: str = ""
+    connect_port: int | None = None
     features: Features = Features()
 
 

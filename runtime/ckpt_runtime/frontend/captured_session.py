@@ -102,7 +102,7 @@ class _DataSources:
         self._register(dataSource)
 
 
-class _Context:
+class ContextWithoutJava:
     """What a program without Spark's Java machine has of ``sparkContext``."""
 
     def setLogLevel(self, logLevel: str) -> None:  # noqa: N802, N803 PySpark's names
@@ -111,8 +111,8 @@ class _Context:
     def __getattr__(self, name: str) -> Any:
         raise PlanError(
             f"sparkContext.{name}",
-            "a program is planned without Spark's Java machine, as with Spark Connect; use functions of the "
-            "SparkSession, such as spark.createDataFrame, spark.conf and spark.version",
+            "a program runs without Spark's Java machine, as with Spark Connect; use functions of the SparkSession, "
+            "such as spark.createDataFrame, spark.conf and spark.version",
         )
 
 
@@ -124,7 +124,7 @@ class _Session(SparkSession):
 
     @property
     def sparkContext(self) -> Any:  # noqa: N802 PySpark's name
-        return _Context()
+        return ContextWithoutJava()
 
     @property
     def dataSource(self) -> Any:  # noqa: N802 PySpark's name
@@ -137,6 +137,12 @@ class _Session(SparkSession):
     def stop(self) -> None:
         """Ends no job: queries continue, unless the program has waited for them."""
         self._connection.capture.clock.stop_session()
+
+
+def let_scripts_name_masters() -> None:
+    """Gives a program's master no effect: PySpark refuses a builder with both a remote Spark and a master."""
+    builders: Any = ClassicSession.Builder
+    builders._validate_startup_urls = lambda self: None  # noqa: ARG005
 
 
 @contextmanager
@@ -183,12 +189,10 @@ def _kept_functions(functions: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def _remote_mode(capture: Capture) -> Iterator[None]:
-    """Sets PySpark's variables for a remote Spark. ``time.sleep`` returns at once after a query was started.
-
-    PySpark refuses a builder with both a remote Spark and a master; here a program's master has no effect.
-    """
+    """Sets PySpark's variables for a remote Spark. ``time.sleep`` returns at once after a query was started."""
     builders: Any = ClassicSession.Builder
-    checked, builders._validate_startup_urls = builders._validate_startup_urls, lambda self: None  # noqa: ARG005
+    checked = builders._validate_startup_urls
+    let_scripts_name_masters()
     before = {name: os.environ.get(name) for name in (*REMOTE_MODE, "MASTER")}
     sleep, thread = time.sleep, threading.get_ident()
 

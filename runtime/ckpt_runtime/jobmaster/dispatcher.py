@@ -131,6 +131,8 @@ class Dispatcher:
         self._flame_graphs = FlameGraphs(slots)
         self._meter = ProcessMeter()
         self._closing = False
+        self.connect_port: int | None = None
+        """The port of Spark Connect, once the session serves it."""
         self.shutdown_requested = False
         """Whether the leader was asked to shut down the whole cluster."""
 
@@ -201,6 +203,7 @@ class Dispatcher:
             flink_version=FLINK_VERSION,
             flink_revision=REVISION,
             ckpt_version=VERSION,
+            connect_port=self.connect_port,
             features=Features(cancel_and_retain=True),
         )
 

@@ -128,7 +128,8 @@ class JobSubmitter:
             return request, savepoint, planned
         savepoint = await self.read_savepoint(continued)
         if savepoint is not None and not _has_key_groups_of(planned.graph, savepoint):
-            planned = await self._planner.plan(program, continued, planning_configuration(given, savepoint, continued))
+            own = planning_configuration(given, savepoint, continued)
+            planned = await self._planner.plan(program, continued, own, planned)
         return continued, savepoint, planned
 
     async def _checked(

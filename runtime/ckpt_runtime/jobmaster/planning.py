@@ -196,22 +196,41 @@ class Planner:
             answer_bytes=PLAN_LIMITS.answer_bytes,
         )
 
-    async def plan(self, program: StoredProgram, request: RunRequest, configuration: Configuration) -> Planned:
-        """Runs the pipeline function. ``configuration`` was given at submission."""
+    async def plan(
+        self,
+        program: StoredProgram,
+        request: RunRequest,
+        configuration: Configuration,
+        earlier: Planned | None = None,
+    ) -> Planned:
+        """Runs the pipeline function. ``configuration`` was given at submission.
+
+        ``earlier`` is a plan of the same submission with another configuration, whose program has read its static
+        tables and has written: it does so once.
+        """
         tables = self._static_tables()
         tables.writes = True
-        graph, own = _parts(await self._result(program, request, configuration, tables))
+        known: Mapping[str, str] = {}
+        if earlier is not None:
+            tables.files.update(earlier.tables)
+            tables.new, known = earlier.new_tables, earlier.graph.analyses
+        graph, own = _parts(await self._result(program, request, configuration, tables, known))
         return Planned(graph, own, {digest: tables.files[digest] for digest in graph.tables}, tables.new)
 
     async def _result(
-        self, program: StoredProgram, request: RunRequest, configuration: Configuration, tables: StaticTables
+        self,
+        program: StoredProgram,
+        request: RunRequest,
+        configuration: Configuration,
+        tables: StaticTables,
+        known: Mapping[str, str],
     ) -> PlanResult:
         digest, entry = program.description.id.partition("_")[0], entry_of(program, request)
 
         def plan(directory: str) -> PlanResult:
             order = self.order(directory, program, request, configuration)
             order = replace(order, remembered=self.answers.of(digest, entry), submitted=True)
-            result = self._planned(order, tables)
+            result = self._planned(order, tables, known)
             self.answers.keep(digest, entry, order.remembered | order.analyses)
             return result
 
@@ -223,7 +242,7 @@ class Planner:
             self.cluster.get(JobManagerOptions.STATIC_TABLES_TIMEOUT) / 1000,
         )
 
-    def _planned(self, order: PlanRequest, tables: StaticTables, known: Mapping[str, str] | None = None) -> PlanResult:
+    def _planned(self, order: PlanRequest, tables: StaticTables, known: Mapping[str, str]) -> PlanResult:
         """``known`` has Spark's answers from an earlier planning: those with rows of static tables are used again."""
         result = plan_in_process(order, self.limits, user_environment())
         while result.needed:
@@ -232,7 +251,7 @@ class Planner:
                     f"the pipeline {order.entry} sends Spark more than {MOST_ANALYSES} requests while it is planned"
                 )
             try:
-                order.analyses.update(ANALYZER.answer(result.needed, tables, known or {}))
+                order.analyses.update(ANALYZER.answer(result.needed, tables, known))
             except DocumentError as error:
                 raise SubmissionFailed(f"the pipeline {order.entry} cannot be planned: {error}") from error
             result = plan_in_process(order, self.limits, user_environment())
@@ -269,7 +288,7 @@ class Planner:
         """Shows what a submission would run and how the snapshot fits. Raises as a submission, except for a misfit."""
         given = given_configuration(request)
         planned = planning_configuration(given, snapshot, request)
-        result = await self._result(program, request, planned, self._static_tables())
+        result = await self._result(program, request, planned, self._static_tables(), {})
         graph, own = _parts(result)
         configuration = Configuration.merge(self.cluster, with_own_configuration(own, given))
         if snapshot is None:

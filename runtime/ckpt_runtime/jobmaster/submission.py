@@ -216,7 +216,7 @@ class Submissions:
 
     def __init__(self) -> None:
         self._requests: dict[str, RunRequest] = {}
-        self._submitting: dict[str, asyncio.Future[None]] = {}
+        self._submitting: dict[str, asyncio.Task[None]] = {}
         self._retired: dict[str, int] = {}
         self._store: RetiredIdStore | None = None
 
@@ -251,7 +251,8 @@ class Submissions:
     ) -> None:
         """Submits the request, or waits for the submission of the same request that is already in progress.
 
-        Raises JobAlreadyExists, JobIdRetired, and what submit raises.
+        A submission ends even if its callers disconnect: its program may be writing, and must not write again for the
+        same request. Raises JobAlreadyExists, JobIdRetired, and what submit raises.
         """
         self.check_not_retired(job_id)
         known = self._requests.get(job_id)
@@ -260,24 +261,23 @@ class Submissions:
                 raise JobAlreadyExists(job_id)
             submitting = self._submitting.get(job_id)
             if submitting is not None:
-                # Shielded: a waiter that gives up must not cancel the first caller's submission.
                 await asyncio.shield(submitting)
             return
         # Before anything is awaited: an identical request that arrives in the meantime must find it.
         self._requests[job_id] = request
-        done = self._submitting[job_id] = asyncio.get_running_loop().create_future()
+        task = self._submitting[job_id] = asyncio.ensure_future(self._submitted(job_id, submit(job_id, request)))
+        # Retrieved, or the loop would report an exception that was never awaited.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(task)
+
+    async def _submitted(self, job_id: str, submission: Awaitable[None]) -> None:
         try:
-            await submit(job_id, request)
-        except BaseException as error:
+            await submission
+        except BaseException:
             del self._requests[job_id]
-            done.set_exception(error)
-            # Retrieved, or the loop would report an exception that was never awaited.
-            done.exception()
             raise
         finally:
             del self._submitting[job_id]
-            if not done.done():
-                done.set_result(None)
 
     # --- retired ids
 

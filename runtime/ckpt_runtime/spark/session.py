@@ -434,7 +434,7 @@ async def serve(context: SparkContext, options: SessionOptions) -> str:
             from ckpt_runtime.frontend.spark_connect import spark_service
 
             connect = ConnectServer(cluster.dispatcher, options.configuration, options.token, spark_service)
-            connect_port = await connect.start(options.rest_host)
+            connect_port = cluster.dispatcher.connect_port = await connect.start(options.rest_host)
             logger.info("CKPT_CONNECT_URL sc://%s:%s", _in_url(advertised), connect_port)
         # Not before it leads, because processes that wait for the file continue at once.
         if options.ready_file is not None and not stop.is_set():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptRequestRejected
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptConnectionInvalid, CkptRequestRejected
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
 from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
@@ -58,6 +59,15 @@ def test_ambiguous_or_unknown_name_changes_nothing(
         with pytest.raises(AirflowException, match=words):
             kind(task_id="t", job=name, **given).execute(task.context())
     assert {line.partition(" ")[0] for line in job_manager.received} == {"GET"}
+
+
+@every_task
+def test_a_connection_that_cannot_be_used_names_its_field(
+    job_manager: JobManager, task: Task, kind: Any, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_WRONG", json.dumps({"conn_type": "ckpt", "host": "a b"}))
+    with pytest.raises(CkptConnectionInvalid, match="connection 'wrong', host: 'a b' is not acceptable"):
+        kind(task_id="t", job="orders", ckpt_conn_id="wrong", **given).execute(task.context())
 
 
 @every_task

@@ -16,6 +16,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
 from ckpt_runtime.cli import run_command, snapshot_commands
+from ckpt_runtime.cli.framework import CommandError
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.configuration.checkpointing_options import PATCHABLE, RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
@@ -345,6 +346,66 @@ def test_plans_that_a_program_explains_are_shown_by_run_and_plan(
     assert text in capsys.readouterr().err
     assert ckpt("plan", pipeline) == 0
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-s", "/savepoint"], "--from-savepoint: it cannot be given together with --client"),
+        (["--claim-mode", "claim"], "--claim-mode claim: it cannot be given"),
+        (["--fork"], "--fork: it cannot be given"),
+        (["--job-id", JOB], "--job-id: it cannot be given"),
+        (["-D", "execution.checkpointing.interval"], "it must be key=value"),
+    ],
+)
+def test_options_of_one_job_are_refused_for_a_script_that_runs_as_a_client(
+    ckpt: Ckpt, capsys: Capture, pipeline: str, arguments: list[str], message: str
+) -> None:
+    assert ckpt("run", "--client", *arguments, pipeline) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.row("ps.9")
+def test_script_is_not_run_as_a_client_if_pyspark_cannot_connect(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: Capture, pipeline: str, tmp_path: Path
+) -> None:
+    assert ckpt("run", "--client", str(tmp_path)) == 2
+    assert f"{tmp_path} is not a file of Python" in capsys.readouterr().err
+    assert ckpt("run", "--client", pipeline) == 5
+    assert "start the session with -D connect.enabled=true" in capsys.readouterr().err
+    gateway.connect_port = 1
+    assert ckpt("--insecure", "run", "--client", pipeline) == 2
+    assert "--insecure: PySpark always checks the certificate" in capsys.readouterr().err
+
+
+@pytest.mark.row("ps.9")
+@pytest.mark.parametrize(
+    ("url", "token", "address", "metadata"),
+    [
+        ("http://127.0.0.1:81", "a=b;", "localhost:5", {"token": "a=b;"}),
+        ("http://[::1]:81", None, "localhost:5", {}),
+        ("http://10.0.0.1:81", None, "10.0.0.1:5", {}),
+        ("https://127.0.0.1:81", "t", "127.0.0.1:5", {"token": "t", "use_ssl": "true"}),
+        ("https://[fd00::1]:81", None, "[fd00::1]:5", {"use_ssl": "true"}),
+    ],
+)
+def test_pyspark_reads_the_address_and_the_options_of_a_script_that_runs_as_a_client(
+    url: str, token: str | None, address: str, metadata: dict[str, str]
+) -> None:
+    from pyspark.sql.connect.client.core import DefaultChannelBuilder
+
+    options = {"a.key": "one; two=3 %", "another": "é"}
+    builder = DefaultChannelBuilder(run_command.connect_address(url, 5, token, options))
+    assert builder.endpoint == address
+    given = dict(builder._params)
+    assert json.loads(given.pop("ckpt-job-options")) == options
+    assert given == metadata
+    assert dict(builder.metadata()).keys() == {"ckpt-job-options"}
+
+
+def test_script_does_not_run_as_a_client_where_pyspark_would_not_send_the_token() -> None:
+    with pytest.raises(CommandError, match=r"not to 10\.0\.0\.1: set security\.ssl\.rest\.enabled"):
+        run_command.connect_address("http://10.0.0.1:81", 5, "secret", {})
 
 
 def test_interrupting_an_attached_run_leaves_the_job(

@@ -27,6 +27,7 @@ from ckpt_runtime.client.errors import (
     JobEnded,
     NotFound,
     NotServed,
+    OperationFailed,
     Unauthorized,
     UnexpectedAnswer,
     Unreachable,
@@ -152,6 +153,23 @@ def test_settings_are_those_of_the_engine() -> None:
     assert patched.keys() - shown == {"interval_ms"}
     patch = CheckpointConfigPatch(**dict.fromkeys(patched, 1))  # type: ignore[arg-type]
     assert patch.to_json() == dict.fromkeys(PATCHABLE, 1)
+
+
+def test_operations_are_triggered_polled_and_waited_for(client: Both, gateway: FakeGateway) -> None:
+    trigger = client.trigger_checkpoint(JOB, full=True)
+    assert not client.operation_status("checkpoint", trigger, JOB).done
+    assert client.wait_for_operation("checkpoint", trigger, JOB, timeout_s=180).checkpoint_id == 1
+    trigger = client.trigger_savepoint(JOB, "/s", savepoint_format="CANONICAL", trigger_id="ab" * 16)
+    assert trigger == "ab" * 16
+    location = client.wait_for_operation("savepoint", trigger, JOB, timeout_s=180).location
+    trigger = client.dispose_savepoint(location)
+    assert client.wait_for_operation("savepoint-disposal", trigger, timeout_s=180).done
+    trigger = client.dispose_savepoint(location)
+    with pytest.raises(OperationFailed, match="gone"):
+        client.wait_for_operation("savepoint-disposal", trigger, timeout_s=180)
+    trigger = client.stop_with_savepoint(JOB, "/s", drain=True)
+    client.wait_for_operation("savepoint", trigger, JOB, timeout_s=180)
+    assert client.wait_for_state(JOB, {"FINISHED"}, timeout_s=180) == "FINISHED"
 
 
 def test_each_status_has_its_error(client: Both, gateway: FakeGateway) -> None:

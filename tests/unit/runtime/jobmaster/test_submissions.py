@@ -26,6 +26,7 @@ class Driver:
         self.submissions = Submissions()
         self.store = HaStore(str(directory / "ha"), epoch=epoch).retired
         self.pool = ThreadPoolExecutor(2)
+        self.planned: list[str] = []
         self.started: list[str] = []
         self.may_submit = asyncio.Event()
         self.may_submit.set()
@@ -34,6 +35,7 @@ class Driver:
         await self.submissions.once(request.job_id or "", request, self._submit)
 
     async def _submit(self, job_id: str, request: RunRequest) -> None:
+        self.planned.append(job_id)
         await self.may_submit.wait()
         if request.arguments == ("refused",):
             raise NotReady("no")
@@ -121,6 +123,21 @@ async def test_a_caller_that_stops_waiting_does_not_end_the_submission_for_other
         driver.may_submit.set()
         await asyncio.gather(first, third)
         assert driver.started == [JOB]
+
+
+async def test_request_that_is_sent_again_after_a_lost_connection_joins_its_submission(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (driver, _):
+        driver.may_submit.clear()
+        first = asyncio.create_task(driver.run())
+        await asyncio.sleep(0)
+        first.cancel()  # as a server does when its client has disconnected
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        again = asyncio.create_task(driver.run())
+        await asyncio.sleep(0)
+        driver.may_submit.set()
+        await again
+        assert driver.planned == driver.started == [JOB]
 
 
 async def test_retirement_of_an_id_waits_for_a_submission_that_starts_at_the_same_time(tmp_path: Path) -> None:

@@ -237,6 +237,7 @@ class FakeGateway:
         self.now = START_MS
         self.polls_until_done = polls_until_done
         self.jobs = FakeJobs()
+        self.connect_port: int | None = None
         self.pipelines: dict[str, g.StoredPipeline] = {}
         self.contents: dict[str, bytes] = {}
         self.planned: list[g.RunRequest] = []
@@ -329,6 +330,7 @@ class FakeGateway:
             flink_version="2.3.0",
             flink_revision="c0f8d1a",
             ckpt_version=VERSION,
+            connect_port=self.connect_port,
             features=Features(cancel_and_retain=True),
         )
 

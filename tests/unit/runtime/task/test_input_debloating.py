@@ -228,10 +228,3 @@ def test_a_buffer_of_slow_rows_counts_as_far_as_it_has_been_processed(kit: TaskK
     assert channel.buffer_size.latest == pytest.approx(1_000 * ROW_BYTES / 14, abs=1)
     bench.run()
     assert channel.buffer_size.latest == pytest.approx(1_000 * ROW_BYTES / 14, abs=1)
-
-
-def test_subtask_without_debloating_measures_nothing(kit: TaskKit) -> None:
-    bench = kit.Bench().open()
-    bench.put(0, kit.rows(1, 2)).run()
-    assert desired_sizes(bench.gate.channels) == [None]
-    assert bench.subtask.metrics.debloated_buffer_size is None

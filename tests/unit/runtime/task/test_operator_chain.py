@@ -61,15 +61,6 @@ def test_rows_emitted_by_finish_reach_later_operators_before_they_finish(kit: Ta
     assert bench.calls == [("op0", "finish"), ("op1", "batch", 0, [7]), ("op1", "finish")]
 
 
-def test_dictionary_columns_are_sent_as_plain_ones(kit: TaskKit) -> None:
-    out = kit.Sent()
-    end = ChainEnd([forward(out)])
-    end.emit(pa.record_batch({"s": pa.array(["a", "b", "a"]).dictionary_encode(), "n": [1, 2, 3]}))
-    (batch,) = out.batches
-    assert batch.schema.types == [pa.string(), pa.int64()]
-    assert batch.to_pydict() == {"s": ["a", "b", "a"], "n": [1, 2, 3]}
-
-
 def test_dictionaries_stay_for_a_consumer_that_takes_them_and_are_decoded_for_the_others(kit: TaskKit) -> None:
     kept, decoded = kit.Sent(), kit.Sent()
     partitions = [forward(kept), forward(decoded)]
@@ -124,16 +115,6 @@ def test_gathered_batches_with_different_dictionaries_are_sent_as_one_plain_batc
     assert "dictionary" not in str(batch.schema)
 
 
-def test_a_batch_without_dictionaries_is_passed_on_as_it_is(kit: TaskKit) -> None:
-    out = kit.Sent()
-    end = ChainEnd([forward(out)])
-    nested = pa.array([[{"x": 1}], None], pa.list_(pa.struct({"x": pa.int64()})))
-    batches = [pa.record_batch({"n": [1, 2], "s": ["a", None], "l": nested}) for _ in range(2)]
-    for batch in batches:
-        end.emit(batch)
-    assert [sent is batch for sent, batch in zip(out.batches, batches, strict=True)] == [True, True]
-
-
 def _dictionary(*values: str | None) -> pa.Array:
     return pa.array(values).dictionary_encode()
 
@@ -179,18 +160,6 @@ def test_a_change_of_the_schema_is_noticed(kit: TaskKit) -> None:
     assert [batch.schema.types for batch in out.batches] == [[pa.string()]] * 3 + [[pa.int64()]]
 
 
-def test_every_outgoing_edge_gets_everything(kit: TaskKit) -> None:
-    outs = [kit.Sent(), kit.Sent(capacity=1)]
-    end = ChainEnd([forward(out) for out in outs])
-    assert end.has_room
-    end.emit(kit.rows(1))
-    assert [out.elements for out in outs] == [[[1]], [[1]]]
-    assert not end.has_room
-    outs[0].error = ConnectionError("gone")
-    with pytest.raises(ConnectionError):
-        end.check()
-
-
 def test_only_partitions_whose_timeout_has_passed_are_flushed(kit: TaskKit) -> None:
     early, late = kit.Sent(), kit.Sent()
     end = ChainEnd([forward(early, 10), forward(late, 50)])
@@ -200,13 +169,6 @@ def test_only_partitions_whose_timeout_has_passed_are_flushed(kit: TaskKit) -> N
     end.flush_due(10)
     assert (early.elements, late.elements) == ([[1]], [])
     assert end.next_flush_ms == 50
-
-
-def test_a_chain_without_outputs_has_room_for_ever(kit: TaskKit) -> None:
-    end = ChainEnd([])
-    end.emit(kit.rows(1))
-    assert end.has_room
-    assert end.next_flush_ms is None
 
 
 def test_closing_continues_after_a_failure_and_happens_once(kit: TaskKit) -> None:

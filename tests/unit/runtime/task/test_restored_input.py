@@ -248,12 +248,6 @@ class TestInASubtask:
         bench.run()
         assert [row for _, rows in bench.called("batch") for row in rows] == list(range(302))
 
-    def test_an_aligned_checkpoint_waits_until_all_of_it_is_processed(self, stored: Stored, kit: TaskKit) -> None:
-        bench = kit.Bench(restored=stored.restored(stored.stream(kit.rows(1), kit.rows(2)))).open()
-        bench.put(0, kit.barrier(1)).run()
-        assert bench.out.elements == [[1], [2], kit.barrier(1)]
-        assert bench.host.written[0].in_flight.is_empty
-
     @pytest.mark.row("76.1")
     def test_restored_data_counts_for_the_bound_of_in_flight_data(self, stored: Stored, kit: TaskKit) -> None:
         bench = kit.Bench(restored=stored.restored(stored.stream(kit.rows(1), kit.rows(2)))).open()

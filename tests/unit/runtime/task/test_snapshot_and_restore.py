@@ -89,19 +89,6 @@ def backend_with(values: dict[int, int]) -> MemoryKeyedStateBackend:
     return backend
 
 
-def test_states_larger_than_the_threshold_become_files(tmp_path: Path) -> None:
-    big, small = Frozen(b"x" * 100), Frozen(b"y" * 10)
-    written = write(str(tmp_path), [OperatorSnapshot("a", (), big), OperatorSnapshot("b", POSITIONS, small)], 50)
-    assert written.written_bytes == written.state.bytes == 110
-    file = written.state.operators["a"].keyed[0].file
-    assert (tmp_path / file.path).read_bytes() == big.content
-    inline = written.state.operators["b"].keyed[0].file
-    assert (inline.path, inline.inline) == ("", small.content)
-    assert written.state.operators["b"].lists == POSITIONS
-    assert written.state.files() == [file]
-    assert [big.released, small.released] == [1, 1]
-
-
 def test_operators_without_state_are_left_out(tmp_path: Path) -> None:
     empty = Frozen()
     written = write(str(tmp_path), [OperatorSnapshot("a", (), None), OperatorSnapshot("b", (), empty)], 50)
@@ -252,11 +239,6 @@ def test_a_descriptor_of_a_later_version_is_refused(tmp_path: Path) -> None:
     later = structs.replace(handle, sections=(replace(section, descriptor={**section.descriptor, "format": 99}),))
     with pytest.raises(StateRestoreError, match="operator 'op'.*stored rows of version 99"):
         restored([later], tmp_path)
-
-
-def test_backend_without_handles_starts_empty() -> None:
-    backend = restored((), "")
-    assert backend.value_state("s", KEY, VALUE).get((1,)) is None
 
 
 def test_a_backend_that_does_not_exist_is_refused_by_name() -> None:

@@ -40,19 +40,6 @@ class TestSnapshot:
         assert snapshot is not None
         snapshot.release()
 
-    def test_barriers_align_and_a_blocked_channel_waits(self, kit: TaskKit) -> None:
-        bench = kit.Bench(channels=2).open()
-        one = kit.barrier(1)
-        bench.put(0, one, kit.rows(10)).run()
-        assert bench.host.snapshots == []
-        bench.put(1, kit.rows(5)).run()
-        assert bench.out.elements == [[5]]
-        bench.host.mono_ms = 30
-        bench.put(1, one, kit.rows(20)).run()
-        assert bench.out.elements[:2] == [[5], one]
-        assert sorted(bench.out.elements[2:]) == [[10], [20]]
-        assert bench.host.snapshot_ids == [1]
-
     def test_measures_have_delay_alignment_and_rows_between_the_barriers(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.host.wall_ms = 1_000
@@ -141,16 +128,6 @@ class TestAbort:
         assert bench.out.elements == [CancelCheckpoint(1), [10]]
         assert bench.host.snapshots == []
 
-    def test_a_checkpoint_aborted_before_its_barriers_is_not_taken(self, kit: TaskKit) -> None:
-        bench = kit.Bench().open()
-        bench.subtask.notify_aborted(1, None)
-        two = kit.barrier(2)
-        bench.put(0, kit.barrier(1), kit.rows(1), two).run()
-        assert bench.out.elements == [[1], two]
-        assert bench.host.snapshot_ids == [2]
-        assert bench.called("prepare") == [(2,)]
-        assert bench.host.declined == []
-
     def test_abort_notifies_the_operators_behind_a_lost_completion(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.subtask.notify_aborted(3, 2)
@@ -170,15 +147,6 @@ class TestAbort:
 
 
 class TestEndOfData:
-    def test_subtask_ends_when_its_last_channel_has_ended(self, kit: TaskKit) -> None:
-        bench = kit.Bench(channels=2).open()
-        bench.put(0, Watermark(MAX_WATERMARK), EndOfData(True)).run()
-        assert not bench.subtask.data_ended
-        bench.put(1, kit.rows(1), Watermark(MAX_WATERMARK), EndOfData(True)).run()
-        assert [call[1] for call in bench.calls] == ["batch", "watermark", "finish"]
-        assert bench.out.elements == [[1], Watermark(MAX_WATERMARK), EndOfData(True)]
-        assert bench.host.ends_of_data == 1
-
     def test_operators_do_not_finish_if_one_channel_ended_without_drain(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, EndOfData(True)).put(1, EndOfData(False)).run()

@@ -15,14 +15,6 @@ from ckpt_runtime.task.watermark_valve import InputTime
 from tests.unit.runtime.task.conftest import TaskKit
 
 
-def test_subtask_opens_its_operators_and_runs(kit: TaskKit) -> None:
-    bench = kit.Bench(operators=2)
-    assert bench.subtask.state is TaskState.INITIALIZING
-    bench.subtask.open()
-    assert bench.host.states == ["RUNNING"]
-    assert not bench.subtask.step()
-
-
 def test_rows_come_in_order_with_their_gate_and_are_counted(kit: TaskKit) -> None:
     bench = kit.Bench(channels=1).open()
     bench.put(0, kit.rows(1, 2), kit.rows(3)).run()
@@ -39,14 +31,6 @@ def test_serialised_batches_are_read_with_their_own_schema(kit: TaskKit) -> None
     assert bench.out.elements == [[4], [5], [7]]
 
 
-def test_consumed_buffers_give_credit_back(kit: TaskKit) -> None:
-    bench = kit.Bench().open()
-    granted: list[int] = []
-    bench.gate.channels[0].on_credit(granted.append)
-    bench.put(0, kit.rows(1)).run()
-    assert granted == [1]
-
-
 def test_a_mail_comes_before_data(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     seen: list[Any] = []
@@ -55,14 +39,6 @@ def test_a_mail_comes_before_data(kit: TaskKit) -> None:
     bench.run()
     assert seen == [[]]
     assert not bench.subtask.has_work
-
-
-def test_watermarks_of_all_channels_are_combined(kit: TaskKit) -> None:
-    bench = kit.Bench(channels=2).open()
-    bench.put(0, Watermark(10)).run()
-    assert bench.called("watermark") == []
-    bench.put(1, Watermark(4), Watermark(20)).run()
-    assert bench.called("watermark") == [(4,), (10,)]
 
 
 def test_subtask_whose_sources_are_in_step_reports_the_batches_that_all_have_ended(kit: TaskKit) -> None:
@@ -104,21 +80,6 @@ class TestSource:
             waited.append(bench.host.mono_ms - begun)
         assert max(waited) <= 5
         assert [row for batch in bench.out.elements for row in batch] == list(range(500))
-
-    def test_alone_it_emits_as_much_as_it_likes(self, kit: TaskKit) -> None:
-        bench = kit.Bench(source=[kit.rows(*range(300))]).open()
-        bench.subtask.step()
-        assert bench.head.script == []
-
-    def test_end_of_the_source_drains_the_chain(self, kit: TaskKit) -> None:
-        bench = kit.Bench(source=[kit.rows(1), SourceStatus.END_OF_INPUT], operators=2).open()
-        bench.run()
-        assert bench.called("finish") == [(), ()]
-        assert bench.out.elements == [[1], Watermark(MAX_WATERMARK), EndOfData(True)]
-        assert bench.host.ends_of_data == 1
-        assert bench.subtask.data_ended
-        assert not bench.subtask.has_work
-        assert bench.subtask.wait_ms() is None
 
     def test_source_refuses_input_rows(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[]).open()
@@ -289,15 +250,6 @@ class TestFailure:
         assert bench.host.states == ["FAILED"]
         assert bench.host.errors == [error]
         assert bench.called("close") == [()]
-
-    def test_an_operator_that_cannot_open_fails_the_subtask(self, kit: TaskKit) -> None:
-        bench = kit.Bench(operators=2)
-        bench.head.raises_in.add("open")
-        with pytest.raises(RuntimeError) as raised:
-            bench.subtask.open()
-        bench.subtask.fail(raised.value)
-        assert bench.host.states == ["FAILED"]
-        assert bench.called("close") == [(), ()]
 
 
 class TestCancel:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CancelCheckpoint, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
@@ -102,15 +102,6 @@ class TestRecording:
         bench.put(1, kit.rows(300), kit.unaligned(1)).run()
         assert inputs(bench, kit) == {1: [list(range(done, 300)), [300]]}
 
-    def test_end_of_a_channel_counts_as_its_barrier(self, kit: TaskKit) -> None:
-        bench = kit.Bench(channels=2).open()
-        bench.put(0, kit.unaligned(1)).run()
-        bench.put(1, kit.rows(11)).run()
-        bench.put(1, kit.rows(12), EndOfData(True), EndOfPartition())
-        bench.subtask.step()
-        assert bench.host.snapshot_ids == [1]
-        assert inputs(bench, kit) == {1: [[11], [12]]}
-
     def test_an_end_that_was_announced_before_the_barrier_is_captured(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2, capacity=0).open()
         bench.put(1, kit.rows(11), EndOfData(True), EndOfPartition()).run()
@@ -151,18 +142,6 @@ class TestTurning:
         bench.put(1, kit.rows(12), one).run()
         assert inputs(bench, kit) == {1: [[12]]}
         assert bench.subtask.wait_ms() is None
-
-    @pytest.mark.row("76.9")
-    def test_announcement_waits_for_an_earlier_savepoint(self, kit: TaskKit) -> None:
-        bench = kit.Bench(channels=2).open()
-        savepoint, two = kit.barrier(1, CheckpointType.SAVEPOINT), kit.unaligned(2)
-        bench.put(0, kit.rows(1), savepoint, kit.rows(2), two).run()
-        assert bench.host.snapshots == []
-        bench.put(1, kit.rows(11), savepoint, kit.rows(12), two).run()
-        assert bench.host.snapshot_ids == [1, 2]
-        assert inputs(bench, kit, 0) == {}
-        assert inputs(bench, kit, 1) == {0: [[2]], 1: [[12]]}
-        assert bench.host.declined == []
 
     @pytest.mark.row("76.1")
     def test_a_bound_of_in_flight_data_is_kept(self, kit: TaskKit) -> None:

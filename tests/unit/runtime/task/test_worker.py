@@ -26,7 +26,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.network.agent_messages import FROM_UNREGISTERED, ProcessIdentity, RegisterWorker
+from ckpt_runtime.network.agent_messages import FROM_UNREGISTERED, ProcessIdentity
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection, MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     FROM_WORKER,
@@ -144,18 +144,6 @@ def driver() -> Iterator[Driver]:
 GRAPH = JobGraph("job", (JobVertex(VERTEX, (OperatorNode("s", "Source", "source"),), 1),), ())
 JOB = JobDescriptor("j", GRAPH, Program("p", "entry:pipeline", ()))
 DEPLOYMENT = Deployment(1, 0, (SubtaskDescriptor(VERTEX, 0),))
-
-
-def test_worker_registers_with_its_identity(driver: Driver) -> None:
-    registration = driver.registration
-    assert isinstance(registration, RegisterWorker)
-    assert (registration.slot, registration.worker) == ("0-0", "w1")
-    assert (registration.process, registration.directory) == (NoAgent.identity, NoAgent.directory)
-    assert registration.data_address[0] == "127.0.0.1"
-
-
-def test_worker_ends_with_the_drivers_connection(driver: Driver) -> None:
-    driver.hang_up(driver.start())
 
 
 @pytest.mark.parametrize(
