@@ -89,8 +89,8 @@ class _Streams(StreamingQueryManager):
         # Here, because PySpark's own method turns errors into warnings.
         raise PlanError(
             "spark.streams.addListener",
-            "a program ends before its queries have events; use `ckpt events`, metrics and the REST API for a job's "
-            "progress and end",
+            "a program ends before its queries have events: run the script by `ckpt run --client`, or use "
+            "`ckpt events`, metrics and the REST API for a job's progress and end",
         )
 
     def removeListener(self, listener: Any) -> None:  # noqa: N802 PySpark's name

@@ -65,8 +65,8 @@ CHANGES_TABLES = re.compile(r"\s*(?:CREATE\s+(?:TABLE|DATABASE|SCHEMA|NAMESPACE)
 SETTING = re.compile(r"\s*SET\s+([\w.:]+)\s*=([^;]*);*\s*", re.IGNORECASE)
 """The statement that sets an option, in the form that Spark reads."""
 _NEEDS_SPARK = (
-    "needs a running Spark, and a program is planned without one: remove it, call it in foreachBatch, or start the "
-    "queries from a client of Spark Connect (the session's option connect.enabled), where the session's Spark runs it"
+    "needs a running Spark, and a program is planned without one: remove it, call it in foreachBatch, or run the "
+    "script by `ckpt run --client`, where the session's Spark runs it"
 )
 STREAM_ACTION = (
     "Queries with streaming sources must be executed with writeStream.start(), or from a streaming table or flow "
@@ -253,7 +253,7 @@ class Service:
         if self._capture.queries:
             for position in self._capture.clock.end():
                 self._capture.queries[position].start.available_now = True
-            raise ScriptEndedError
+            raise ScriptEndedError("reads rows behind the start of its queries")
         collected: bool | Shown = True
         if relation.WhichOneof("rel_type") == "show_string":
             show = relation.show_string
@@ -301,7 +301,9 @@ class Service:
             return
         if self._capture.queries and CHANGES_TABLES.match(relation.sql.query):
             raise PlanError(
-                "spark.sql", "a program changes tables before it starts its queries, not behind their start"
+                "spark.sql",
+                "a program changes tables before it starts its queries, not behind their start; a script that does "
+                "runs by `ckpt run --client`",
             )
         configuration = dict(self._capture.configuration)
         analysis = self._capture.analysis_of(AnalysisRequest(statement=relation.sql.query, configuration=configuration))

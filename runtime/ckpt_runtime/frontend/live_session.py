@@ -9,6 +9,7 @@ the static views and the functions of the program. Frames of the program may be 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import uuid
@@ -124,25 +125,41 @@ def put_view(query: Any, rows: pa.Table, schema: Any, name: str, *, sender: str)
         session.client._channel.live.close()
 
 
-_in_use: dict[str, Any] = {}
-"""The sessions of this process, by the identities of their queries."""
+class SessionsInUse:
+    """The sessions of this process, by the identities of their queries, which a thread keeps in use.
 
+    The server ends those that get no request for an hour, with the views that functions have made, and calls may be
+    days apart. ``ask`` asks a session for something.
+    """
 
-@cache
-def _keep_in_use(pause_s: float) -> None:
-    """Has a thread ask each session for something now and then: the server ends those that get no request for an hour,
-    with the views that functions have made, and calls may be days apart."""
+    def __init__(self, ask: Callable[[Any], object]) -> None:
+        self._ask = ask
+        self._sessions: dict[str, Any] = {}
+        self._pause_s = math.inf
+        self._shorter = threading.Event()
 
-    def ask() -> None:
-        while not over.wait(pause_s):
-            for session in list(_in_use.values()):
+    def add(self, identity: str, session: Any, pause_s: float) -> None:
+        """Asks a session, and all others, at least each ``pause_s`` seconds from now on. One thread calls it at a time.
+
+        Servers may differ in their time limits; the shortest pause counts.
+        """
+        self._sessions[identity] = session
+        if pause_s < self._pause_s:
+            is_first, self._pause_s = math.isinf(self._pause_s), pause_s
+            self._shorter.set()
+            if is_first:
+                threading.Thread(target=self._keep, name="sessions in use", daemon=True).start()
+
+    def _keep(self) -> None:
+        while True:  # the thread ends with the process
+            if self._shorter.wait(self._pause_s):
+                self._shorter.clear()
+                continue
+            for session in list(self._sessions.values()):
                 try:
-                    _has_ended(session)
+                    self._ask(session)
                 except Exception as error:  # the next call of the function meets it, too
                     logger.info("a session of Spark does not answer: %s", error)
-
-    over = threading.Event()  # never: the thread ends with the process
-    threading.Thread(target=ask, name="sessions in use", daemon=True).start()
 
 
 @cache
@@ -214,16 +231,18 @@ def _has_ended(session: Any) -> bool:
     return False
 
 
+_IN_USE = SessionsInUse(_has_ended)
+
+
 def _connect(session: Any, url: str, identity: str, configuration: Mapping[str, str]) -> None:
     from pyspark.errors import PySparkException
 
     _open(session, url, identity)
     session.interruptAll()
     _configure(session, configuration)
-    _in_use[identity] = session
     timeout = session.conf.get(_TIMEOUT, "1h")
     if timeout != "-1":  # with which sessions never end
-        _keep_in_use(min(_MOST_PAUSE_S, duration_ms(_TIMEOUT, timeout, "ms") / 4_000))
+        _IN_USE.add(identity, session, min(_MOST_PAUSE_S, duration_ms(_TIMEOUT, timeout, "ms") / 4_000))
     for name, command in _commands(session.client._builder.capture):
         try:
             session.client.execute_command(command)

@@ -164,8 +164,8 @@ def _batch_writer(
         if not view or not view.isidentifier():
             raise PlanError(
                 "format",
-                "'memory' is a table in the session's Spark, which clients of Spark Connect read: start the query from "
-                "a client that is connected to the session, or write to parquet",
+                "'memory' is a table in the session's Spark, which clients of Spark Connect read: run the script by "
+                "`ckpt run --client`, or write to parquet",
             )
         return MemoryTable(view, start.output_mode.lower() == "complete")
     if name == "console":

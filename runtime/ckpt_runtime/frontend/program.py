@@ -37,7 +37,7 @@ from ckpt_runtime.frontend.capture import Capture, CapturedQuery
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled
 from ckpt_runtime.frontend.mapping import add_queries, check_paths, delivered, location_of, spark_columns
-from ckpt_runtime.frontend.scripts import ScriptEndedError, builds_session
+from ckpt_runtime.frontend.scripts import ScriptEndedError, builds_session, may_start_behind
 from ckpt_runtime.frontend.typed_plan import Analysis
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
@@ -292,21 +292,21 @@ def load_plan(
 
 
 def _cut_off(directory: Path, end: ScriptEndedError) -> str:
-    """Returns the warning about a program that ends at an action. Raises PlanError if it writes streams behind it."""
-    frames = [frame for frame in extract_tb(end.__traceback__) if frame.filename.startswith(f"{directory}{os.sep}")]
-    file, line = (frames[-1].filename, frames[-1].lineno or 0) if frames else ("", 0)
-    place = f"line {line} of {os.path.basename(file)}"
-    tree = ast.parse(Path(file).read_bytes()) if file else ast.Module([], [])
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr == "writeStream" and node.lineno > line:
-            raise PlanError(
-                place,
-                f"it reads rows while queries run, and line {node.lineno} writes another stream: start all queries "
-                "first, because they are one job, or run the program as a client of Spark Connect",
-            )
+    """Returns the warning about a program that ends early. Raises PlanError unless no query can start behind it."""
+    root = f"{directory}{os.sep}"
+    frames = [frame for frame in extract_tb(end.__traceback__) if frame.filename.startswith(root)]
+    stack = [(frame.filename.removeprefix(root), frame.name, frame.lineno or 0) for frame in frames]
+    files = {str(path.relative_to(directory)): ast.parse(path.read_bytes()) for path in directory.rglob("*.py")}
+    place = f"line {stack[-1][2]} of {stack[-1][0]}" if stack else "a line outside of its files"
+    if start := may_start_behind(files, stack):
+        raise PlanError(
+            place,
+            f"it {end}, where the program ends while it is planned, and {start} may start a query later, which would "
+            "be lost: start all queries first, or run the script by `ckpt run --client`, whose calls wait for queries",
+        )
     return (
-        f"the program is run up to {place}, which reads rows behind the start of its queries: while it is planned, its "
-        "job has written none; read them when the job has ended, or run the program as a client of Spark Connect"
+        f"the program is run up to {place}, which {end}: while it is planned, its job has neither rows nor progress; "
+        "read them when the job has ended, or run the script by `ckpt run --client`"
     )
 
 

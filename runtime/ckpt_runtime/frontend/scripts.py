@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -35,12 +36,84 @@ def _names_main(statements: Sequence[ast.stmt]) -> bool:
     return any(isinstance(node, ast.Constant) and node.value == "__main__" for test in tests for node in ast.walk(test))
 
 
+_LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_KNOWN = frozenset({"pyspark", "pandas", "numpy", "pyarrow", "delta", "ckpt_runtime"})
+"""Packages that start no queries by themselves, beside Python's own."""
+_MODULE = "<module>"
+
+
+def may_start_behind(files: Mapping[str, ast.Module], stack: Sequence[tuple[str, str, int]]) -> str:
+    """Returns the place in a program that may start a query behind the present line; an empty text if none can.
+
+    ``files`` are all of the program's, by their names. ``stack`` has a file, a function (``<module>`` outside of all)
+    and a line for each call, the last one innermost. A place is safe if it ran before, in a call of the stack, and
+    cannot run again.
+    """
+    calls = {(file, function): (depth, line) for depth, (file, function, line) in enumerate(stack)}
+    for name, module in files.items():
+        for line, function, again in _starts(module, files):
+            depth, present = calls.get((name, function), (-1, 0))
+            called_again = depth > 0 and (
+                not _is_called_once(function, files.values())
+                or any(_is_in_loop(files[file], at) for file, _, at in stack[:depth])
+            )
+            if depth < 0 or again or line >= present or called_again:
+                return f"line {line} of {name}"
+    return ""
+
+
+def _starts(module: ast.Module, files: Mapping[str, ast.Module]) -> Iterator[tuple[int, str, bool]]:
+    """Yields the lines that may start queries, with the function that has them, and whether they may do so again: in a
+    loop, or in a package that is not the program's."""
+    todo: list[tuple[ast.AST, str, bool]] = [(module, _MODULE, False)]
+    while todo:
+        node, function, in_loop = todo.pop()
+        if _may_start(node, files):
+            yield getattr(node, "lineno", 0), function, in_loop or isinstance(node, ast.Import | ast.ImportFrom)
+        if isinstance(node, (*_DEFINITIONS, ast.Lambda)):
+            function, in_loop = getattr(node, "name", "<lambda>"), False
+        in_loop = in_loop or isinstance(node, _LOOPS)
+        todo.extend((child, function, in_loop) for child in ast.iter_child_nodes(node))
+
+
+def _may_start(node: ast.AST, files: Mapping[str, ast.Module]) -> bool:
+    """Whether it makes or starts a writer, or names code that is not the program's own and may do so."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in ("start", "toTable")
+    if isinstance(node, ast.Import):
+        return not all(_is_known(each.name, files) for each in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return node.level == 0 and not _is_known(node.module or "", files)
+    name = getattr(node, "attr", getattr(node, "id", getattr(node, "value", None)))
+    return isinstance(name, str) and name in ("writeStream", "exec", "eval")
+
+
+def _is_known(module: str, files: Mapping[str, ast.Module]) -> bool:
+    package = module.partition(".")[0]
+    own = f"{package}.py" in files or any(name.startswith(f"{package}/") for name in files)
+    return own or package in _KNOWN or package in sys.stdlib_module_names
+
+
+def _is_called_once(function: str, modules: Iterable[ast.Module]) -> bool:
+    names = [
+        getattr(node, "id", getattr(node, "attr", getattr(node, "name", "")))
+        for each in modules
+        for node in ast.walk(each)
+    ]
+    return names.count(function) == 2  # its definition and its call
+
+
+def _is_in_loop(module: ast.Module, line: int) -> bool:
+    loops = (node for node in ast.walk(module) if isinstance(node, _LOOPS))
+    return any(loop.lineno <= line <= (loop.end_lineno or line) for loop in loops)
+
+
 MOST_WAITS = 500
 """How often a script may wait for its queries with a limit of time."""
 
 
 class ScriptEndedError(BaseException):
-    """Ends a program at an action behind the start of its queries, whose rows are not there while it is planned.
+    """Ends a program behind the start of its queries, at what it cannot do while it is planned; the text says what.
 
     Not an ``Exception``, so that no program catches it.
     """
@@ -83,11 +156,11 @@ class ScriptClock:
         """Passes time, or all of it without ``seconds``.
 
         The last of :data:`MOST_WAITS` passes all of it, too, because the script waits in a loop. If the loop does not
-        end then, SystemExit ends the script.
+        end then, ScriptEndedError ends the script.
         """
         self._waits += 1
         if self._waits > 2 * MOST_WAITS:
-            raise SystemExit
+            raise ScriptEndedError("waits for its queries again and again")
         if not self.active:
             return
         if self._waits >= MOST_WAITS:

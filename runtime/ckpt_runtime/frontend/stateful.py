@@ -152,11 +152,20 @@ def _check_behind_aggregation(mode: str, nodes: Sequence[PlanNode]) -> None:
                     f"behind an aggregation dropDuplicates and distinct need output mode append, not {mode}, because "
                     "in other modes the rows of an aggregation change: call them in foreachBatch",
                 )
-            if isinstance(node, Aggregate):
-                message = f"an aggregation behind an aggregation needs append, not {mode}, as in Spark"
-                raise PlanError("outputMode", message)
+            kind = _stateful_kind(node, nodes)
+            if kind is not None:
+                raise PlanError("outputMode", f"{kind} behind an aggregation needs append, not {mode}, as in Spark")
         if isinstance(node, Aggregate):
             behind.add(at)
+
+
+def _stateful_kind(node: PlanNode, nodes: Sequence[PlanNode]) -> str | None:
+    """What Spark does not run behind an aggregation whose rows change, None for everything else."""
+    if isinstance(node, Aggregate):
+        return "an aggregation"
+    if isinstance(node, StatefulFunction):
+        return "a function with state"
+    return "a join of streams" if isinstance(node, Join) and joins_streams(node, nodes) else None
 
 
 def add_stateful(

@@ -121,7 +121,7 @@ class DeduplicateOperator(GroupStateOperator):
         spec = self._spec
         if spec.within_ms is not None:
             assert spec.event_time is not None
-            times = rows.column(spec.event_time).cast(pa.int64())
+            times = pc.fill_null(rows.column(spec.event_time).cast(pa.int64()), 0)  # as Spark reads a null
             return pc.add_checked(times, spec.within_ms * 1000).cast(TIME)
         return None if spec.forget_by is None else rows.column(spec.forget_by)
 

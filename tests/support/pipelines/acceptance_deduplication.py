@@ -128,7 +128,11 @@ program("append", rows=([10, 10, 11], [25], [10], [25], [60], [25, 61]))(
     duplicates_of_all_columns_within_a_watermark=lambda rows: timed(rows).dropDuplicatesWithinWatermark().select("v")
 )
 
-program("append", schemas=PAIRS, rows=([("a", 10), ("b", None), ("b", None)], [("b", 12), ("a", None)], [("c", 40)]))(
+program(
+    "append",
+    schemas=PAIRS,
+    rows=([("a", 10), ("b", None), ("b", None)], [("b", 12), ("a", None)], [("b", 13)], [("c", 40)]),
+)(
     duplicates_within_a_watermark_of_null_times=lambda rows: (
         timed(rows, "2 seconds").dropDuplicatesWithinWatermark(["k"]).select("k", "v")
     )

@@ -54,7 +54,10 @@ program("append", **NUMBERS)(
     join_without_an_equality=lambda left, right: left.join(right.withColumnRenamed("v", "w"), F.expr("v < w")),
 )
 
-program("update", **NUMBERS)(join_in_update_mode=lambda left, right: of_windows(left, right, "inner"))
+program("update", **NUMBERS)(
+    join_in_update_mode=lambda left, right: of_windows(left, right, "inner"),
+    join_behind_an_aggregation_in_update_mode=lambda left, right: left.groupBy("v").count().join(right, "v"),
+)
 
 
 program("complete", **NUMBERS)(join_in_complete_mode=lambda left, right: of_windows(left, right, "inner"))

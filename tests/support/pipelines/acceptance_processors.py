@@ -342,6 +342,9 @@ program("update", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)(
     processor_that_deletes_a_state=lambda rows: rows.groupBy("k").transformWithState(
         Deleting(), COUNTED, "Update", "None"
     ),
+    processor_behind_an_aggregation_in_update_mode=lambda rows: (
+        rows.groupBy("k").count().groupBy("k").transformWithState(Counts(), COUNTED, "Update", "None")
+    ),
 )
 
 program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)(

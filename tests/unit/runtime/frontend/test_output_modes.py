@@ -55,6 +55,15 @@ def test_streams_are_joined_in_the_modes_that_spark_allows_and_a_table_in_each_m
     assert check_output_mode(mode, (SOURCE, StaticTable(columns=()), join, TOTALS)) == mode
 
 
+def test_join_of_streams_behind_an_aggregation_is_refused_in_mode_update_as_in_spark() -> None:
+    join = Join(columns=(), inputs=(2, 1), how="Inner", condition=None)
+    nodes = (SOURCE, SOURCE, msgspec.structs.replace(TOTALS, inputs=(0,)), join)
+    with pytest.raises(PlanError, match="a join of streams behind an aggregation needs append, not update"):
+        check_output_mode("update", nodes)
+    with_table = (SOURCE, StaticTable(columns=()), *nodes[2:])
+    assert check_output_mode("update", with_table) == "update"
+
+
 def test_distinct_rows_in_mode_append_without_event_time_are_refused_with_the_ways_out() -> None:
     with pytest.raises(PlanError, match="SELECT DISTINCT.*withWatermark.*use update.*dropDuplicates"):
         check_output_mode("append", (SOURCE, TOTALS))

@@ -165,9 +165,41 @@ def test_script_runs_up_to_where_it_reads_rows_behind_its_queries_and_may_write_
     warning = loaded(archive, "job").warnings[-1]
     assert warning.startswith("the program is run up to line 6 of job.py, which reads rows behind the start")
     (archive / "job.py").write_text(f"{READS_BACK}numbers.writeStream.format('noop').start()")
-    with pytest.raises(
-        PlanError, match=r"line 6 of job.py: it reads rows while queries run, and line 7 writes another"
-    ):
+    with pytest.raises(PlanError, match=r"line 6 of job.py: it reads rows .*, and line 7 of job.py .* --client"):
+        loaded(archive, "job")
+
+
+ONE_START = "    numbers.writeStream.format('noop').trigger(availableNow=True).start().awaitTermination()\n"
+SHOWN = "    spark.range(3).show()\n"
+CALLED = "if __name__ == '__main__':\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        (f"def main():\n{ONE_START}{SHOWN}{CALLED}    main()\n", None),
+        (f"def later():\n{ONE_START}if True:\n{ONE_START}{SHOWN}    later()\n", 5),
+        (f"def main():\n{ONE_START}{SHOWN}main()\nmain()\n", 5),
+        (f"def main():\n{ONE_START}{SHOWN}for at in range(2):\n    main()\n", 5),
+        (f"for at in range(2):\n{ONE_START}{SHOWN}", 5),
+        (f"if True:\n    writer = numbers.writeStream.format('noop')\n{ONE_START}{SHOWN}    writer.start()\n", 8),
+        (f"import yaml\nif True:\n{ONE_START}{SHOWN}", 4),
+        (f"import helper\nif True:\n{ONE_START}{SHOWN}    helper.later(numbers)\n", 2),
+        (f"if True:\n{ONE_START}for at in range(2):\n{SHOWN}", None),
+    ],
+)
+def test_program_is_refused_at_rows_behind_its_queries_unless_no_query_can_start_later(
+    archive: Path, text: str, lost: int | None
+) -> None:
+    head = "".join(READS_BACK.splitlines(keepends=True)[:4]).lstrip()
+    (archive / "helper.py").write_text(f"def later(numbers):\n{ONE_START}")
+    if "helper" not in text:
+        (archive / "helper.py").unlink()
+    (archive / "job.py").write_text(f"{head}{text}")
+    if lost is None:
+        assert "the program is run up to line" in loaded(archive, "job").warnings[-1]
+        return
+    with pytest.raises(PlanError, match=rf"and line {lost} of (job|helper)\.py may start a query later"):
         loaded(archive, "job")
 
 

@@ -230,10 +230,12 @@ def test_first_row_of_a_key_passes_and_a_key_of_event_time_is_forgotten_with_it(
 
 @BACKENDS
 def test_key_within_a_watermark_passes_again_when_the_delay_after_its_first_row_is_over(backend: str) -> None:
+    """The delay begins at 1970 for a row without event time, as in Spark."""
     job = GroupJob(DeduplicateSpec(KEYS, ("k",), "t", within_ms=10), backend=backend)
-    assert [row["c"] for row in job.process(event(1, 10, "a"), event(2, 15, "a"))] == [1]
+    rows = event(1, 10, "a"), event(2, 15, "a"), event(6, None, "c"), event(7, 15, "c")
+    assert [row["c"] for row in job.process(*rows)] == [1, 6]
     job.watermark(19)
-    assert job.process(event(3, 25, "a")) == []
+    assert [row["c"] for row in job.process(event(3, 25, "a"), event(8, 25, "c"))] == [8]
     job.restart(backend=backend)
     job.watermark(20)
     assert [row["c"] for row in job.process(event(4, 26, "a"), event(5, 20, "b"))] == [4]
