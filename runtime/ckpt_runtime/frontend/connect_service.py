@@ -497,8 +497,9 @@ def reads_stream(message: Any, views: Collection[str]) -> bool:
             table = part.named_table.unparsed_identifier.strip("`")
             if part.is_streaming or table.lower() in {view.lower() for view in views}:
                 return True
-        elif name in ("sql", "expression_string") and pattern is not None:
-            if pattern.search(part.query if name == "sql" else part.expression):
+        elif name in ("sql", "expression_string"):
+            text = part.query if name == "sql" else part.expression
+            if pattern is not None and pattern.search(text):
                 return True
     return False
 
