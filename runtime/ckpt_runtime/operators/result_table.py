@@ -134,9 +134,9 @@ class LatestOperator(Operator):
     def _latest(self) -> pa.RecordBatch:
         """The last waiting row of each key, in the order in which they came."""
         whole = pa.concat_batches(self._waiting)
-        keys = pa.table({str(at): plain(whole.column(name)) for at, name in enumerate(self._keys)})
-        numbered = keys.append_column("row", pa.array(np.arange(whole.num_rows)))
-        grouped = numbered.group_by(keys.column_names, use_threads=False).aggregate([("row", "max")])
+        keys = {str(at): plain(whole.column(name)) for at, name in enumerate(self._keys)}
+        numbered = pa.table({**keys, "row": pa.array(np.arange(whole.num_rows))})
+        grouped = numbered.group_by([*keys], use_threads=False).aggregate([("row", "max")])
         return whole.take(grouped.column("row_max").combine_chunks().sort())
 
 

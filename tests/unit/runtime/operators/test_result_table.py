@@ -152,6 +152,14 @@ def test_last_row_of_each_key_comes_out_with_the_next_checkpoint_and_once(
     assert rows.out[5:] == [("x", 1, 11)]
 
 
+def test_last_row_of_an_aggregation_without_keys_comes_out() -> None:
+    rows = Rows(LatestOperator(LatestSpec(())))
+    for values in ([1, 2], [3]):
+        rows.operator.process_batch(pa.record_batch({"v": values}), 0)
+    rows.operator.prepare_snapshot(1)
+    assert rows.out == [(3,)]
+
+
 class Rows:
     """Runs an operator on whole tables, and notes what comes out and where a table ends."""
 
