@@ -19,8 +19,7 @@ ROOMS=("${COMPUTING[@]}" state)
 # other processes most of their time come first; those that mostly compute fill the gaps behind them. Tests that import
 # Airflow in their own process share one group, because the import takes as long as many of them.
 GROUPS_OF_TESTS=(
-    "tests/differential/test_[k-z]*.py"
-    "tests/differential/test_[a-j]*.py"
+    tests/differential
     tests/system
     tests/fault
     "tests/integration/test_[l-z]*.py"

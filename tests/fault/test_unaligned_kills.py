@@ -16,6 +16,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import UNALIGNED, SequenceJob
 from tests.support.outputs import assert_sequence, visible
+from tests.support.patience import patient
 
 SLEEP_MS = 0.1
 POLICIES = [
@@ -134,10 +135,17 @@ def test_each_recovery_begins_further_on_although_none_reads_everything_back(
 @pytest.mark.timeout(600)
 def test_damaged_channel_state_refuses_the_restore(client: CkptClient, job: SequenceJob) -> None:
     """The error names file and operator; nothing is lost: with the file back, the same checkpoint restores."""
-    files_only = UNALIGNED | {"state.storage.fs.memory-threshold": "0"}
-    job.start(sleep_ms=SLEEP_MS, rate=0, configuration=files_only)
+    # Only the checkpoints that are requested here: a later one, without data in flight, would have no files of it.
+    options = {"state.storage.fs.memory-threshold": "0", "execution.checkpointing.interval": "1 h"}
+    job.start(sleep_ms=SLEEP_MS, rate=0, configuration={**UNALIGNED, **options})
     job.running()
-    wait_for_in_flight_data(client, job)
+
+    def overtakes() -> bool:
+        trigger = client.trigger_checkpoint(job.job_id)
+        client.wait_for_operation("checkpoint", trigger, job.job_id, timeout_s=patient(120))
+        return completed(client, job)[0].persisted_data > 0
+
+    job.cluster.wait_until(overtakes, "a checkpoint with in-flight data")
     savepoint = cancelled(client, job)
     broken = {file: file.read_bytes() for file in _shared_files(savepoint)}
     assert broken

@@ -60,7 +60,9 @@ STATEMENT = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """SQL that does something, and gives no rows of a stream."""
-CHANGES_TABLES = re.compile(r"\s*(?:CREATE\s+(?:TABLE|DATABASE|SCHEMA|NAMESPACE)|DROP\s+TABLE|INSERT)\s", re.IGNORECASE)
+_CHANGES_TABLES = re.compile(
+    r"\s*(?:CREATE\s+(?:TABLE|DATABASE|SCHEMA|NAMESPACE)|DROP\s+TABLE|INSERT)\s", re.IGNORECASE
+)
 """SQL that Spark runs when the program is submitted."""
 SETTING = re.compile(r"\s*SET\s+([\w.:]+)\s*=([^;]*);*\s*", re.IGNORECASE)
 """The statement that sets an option, in the form that Spark reads."""
@@ -299,7 +301,7 @@ class Service:
         if setting := SETTING.fullmatch(relation.sql.query):
             self.set(setting[1], setting[2].strip())
             return
-        if self._capture.queries and CHANGES_TABLES.match(relation.sql.query):
+        if self._capture.queries and _CHANGES_TABLES.match(relation.sql.query):
             raise PlanError(
                 "spark.sql",
                 "a program changes tables before it starts its queries, not behind their start; a script that does "

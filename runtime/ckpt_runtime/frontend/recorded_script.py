@@ -10,10 +10,11 @@ other program.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -21,7 +22,7 @@ import grpc
 import msgspec
 
 from ckpt_runtime.frontend.capture import Capture
-from ckpt_runtime.frontend.connect_service import CHANGES_TABLES, Service, reads_stream
+from ckpt_runtime.frontend.connect_service import Service, reads_stream
 from ckpt_runtime.frontend.program import run_script
 from ckpt_runtime.graph.errors import PlanError
 
@@ -30,8 +31,10 @@ LISTENERS = "streaming_query_listener_bus_command"
 ABOUT_QUERIES = frozenset({"streaming_query_command", "streaming_query_manager_command", LISTENERS})
 _UNRECORDED = frozenset({LISTENERS, "register_data_source"})
 """Commands that a script which runs again does not send: its listeners and its classes of data sources are its own."""
-_STATE = frozenset({"register_function", "create_dataframe_view", "sql_command"})
-"""Commands that Spark answers, and whose functions, views and options streams may use later."""
+_DEFINITION = re.compile(
+    r"\s*(?:SET|DECLARE|CREATE\s+(?:OR\s+REPLACE\s+)?(?:LOCAL\s+)?TEMP(?:ORARY)?)\s", re.IGNORECASE
+)
+"""SQL that Spark carries out, and that defines options, variables, views and functions, which streams may use later."""
 _now_s: Callable[[], float] = time.monotonic
 """The real clock, also while a script is shown another one."""
 STATUS_KEY = "grpc-status-details-bin"
@@ -67,6 +70,15 @@ def is_recorded(request: Any, views: Collection[str]) -> bool:
     if kind in _UNRECORDED:
         return False
     return kind == START or kind in ABOUT_QUERIES or not reads_stream(request, views)
+
+
+def _defines(request: Any) -> bool:
+    """Returns whether a request that Spark has answered defines what streams may use later."""
+    if kind_of(request) == "sql_command":
+        given = request.plan.command.sql_command.input
+        relation = given.with_relations.root if given.WhichOneof("rel_type") == "with_relations" else given
+        return _DEFINITION.match(relation.sql.query) is not None
+    return kind_of(request) in ("register_function", "create_dataframe_view")
 
 
 class Answer(msgspec.Struct):
@@ -158,22 +170,13 @@ class _RecordedService(Service):
                 f"the script sends {kind or 'an action'} when it runs again, and sent {before} there as a client; up "
                 "to the start of a query with Python functions it must not depend on time, random numbers or threads",
             )
-        if kind in _STATE and not found.code:
-            self._keep_state(kind, request)
+        if _defines(request) and not found.code:
+            with suppress(PlanError):  # what a plan cannot contain is missing only in streams that use it
+                super().answer(method, request)
         self.ahead_s = max(self.ahead_s, found.after_s - (_now_s() - self._began_s))
         if found.code:
             raise _RecordedError(found)
         return self._responses(method, request, found)
-
-    def _keep_state(self, kind: str, request: Any) -> None:
-        """Keeps what a command has defined, for streams that use it. Spark has carried the command out already."""
-        given = request.plan.command.sql_command.input
-        relation = given.with_relations.root if given.WhichOneof("rel_type") == "with_relations" else given
-        if kind != "sql_command" or not CHANGES_TABLES.match(relation.sql.query):
-            copy = type(request)()
-            copy.CopyFrom(request)
-            for _ in super().answer("ExecutePlan", copy):
-                pass
 
     def _responses(self, method: str, request: Any, found: Answer) -> Any:
         """Returns the responses as those to this request: the ids of the client's session are not those of this one."""
@@ -189,8 +192,12 @@ class _RecordedService(Service):
 
     @contextmanager
     def shown_time(self) -> Iterator[None]:
-        """Lets the clock of the script's thread show the time of the recorded answers; it sleeps in no time."""
+        """Lets clocks show the script's thread the time of the recorded answers, and only this one: the event loops of
+        others would wait for ever. The script sleeps in no time."""
         sleep, now, monotonic, thread = time.sleep, time.time, time.monotonic, threading.get_ident()
+
+        def ahead_s() -> float:
+            return self.ahead_s if threading.get_ident() == thread else 0.0
 
         def slept(seconds: float | SupportsIndex, /) -> None:
             if threading.get_ident() == thread:
@@ -199,7 +206,7 @@ class _RecordedService(Service):
                 sleep(seconds)
 
         time.sleep = slept
-        time.time, time.monotonic = (lambda: now() + self.ahead_s), (lambda: monotonic() + self.ahead_s)
+        time.time, time.monotonic = (lambda: now() + ahead_s()), (lambda: monotonic() + ahead_s())
         try:
             yield
         finally:

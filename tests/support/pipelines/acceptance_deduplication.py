@@ -171,7 +171,7 @@ def sessions_in_append_mode(rows: DataFrame) -> DataFrame:
     return sessions.agg(F.count("*").alias("n")).selectExpr("word", *seconds("s"), "n")
 
 
-@program("complete", suite=True, schemas=WORDS, rows=SPOKEN)
+@program("complete", schemas=WORDS, rows=SPOKEN)
 def sessions_in_complete_mode(rows: DataFrame) -> DataFrame:
     sessions = words(rows).groupBy(F.session_window("t", "10 seconds").alias("s"), "word")
     return sessions.agg(F.count("*").alias("n")).selectExpr("word", *seconds("s"), "n")

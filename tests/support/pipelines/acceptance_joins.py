@@ -267,7 +267,7 @@ program("append", schemas=RANGES, differs="The engine refuses it: rows behind st
         left, right.dropDuplicates(), "l = r AND lt = rt", delays=("10 seconds", "")
     )
 )
-program("append", suite=True, schemas=RANGES, **PASSED)(
+program("append", schemas=RANGES, **PASSED)(
     full_join_of_times_with_a_watermark_on_the_left_side=lambda left, right: of_ranges(
         left, right, "l = r AND lt = rt", "full_outer", ("10 seconds", "")
     )
