@@ -127,6 +127,7 @@ def test_unchanged_client_runs_batches_in_spark_and_streaming_queries_as_jobs(
     assert ended.returncode == 0, ended.stderr
     seen: dict[str, Any] = json.loads(ended.stdout)
     assert seen["batch"] == [2]
+    assert seen["compression"] == "-1"
     assert seen["columns"] == [True, ["country", "amount", "quantity"], False]
     last = {row["country"]: list(row.values()) for row in pq.read_table(tmp_path / "totals").to_pylist()}
     assert sorted(last.values(), key=str) == seen["wanted"]

@@ -43,13 +43,7 @@ from ckpt_runtime.connect.sessions import CONDITION, ClientSession, ClientSessio
 from ckpt_runtime.frontend.batch_writers import MEMORY_BATCH, MEMORY_VIEW
 from ckpt_runtime.frontend.connect_service import SETTING, STATEMENT, STREAM_ACTION, check_name, parts, reads_stream
 from ckpt_runtime.frontend.mapping import location_of
-from ckpt_runtime.frontend.recorded_script import (
-    ABOUT_QUERIES,
-    LISTENERS,
-    START,
-    is_recorded,
-    kind_of,
-)
+from ckpt_runtime.frontend.recorded_script import ABOUT_QUERIES, LISTENERS, START, is_recorded, kind_of
 from ckpt_runtime.frontend.spark_connect import SparkService
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher

@@ -72,7 +72,10 @@ schema = "country STRING, amount DOUBLE, quantity INT"
 static = spark.read.schema(schema).parquet(orders_path)
 orders = spark.readStream.format("replay").schema(schema).load(orders_path)
 seen["columns"] = [orders.isStreaming, orders.columns, static.isStreaming]
-totals = "SELECT country, count(*) AS n, sum(quantity) AS total FROM {0} GROUP BY country"
+counts = "SELECT country, count(*) AS n, sum(quantity) AS total"
+totals = f"{counts} FROM {{0}} LEFT JOIN known USING (country) GROUP BY country"
+spark.createDataFrame([("AT",), ("DE",)], "country STRING").createOrReplaceTempView("known")
+seen["compression"] = spark.conf.get("spark.connect.session.planCompression.threshold")
 orders.createOrReplaceTempView("orders")
 static.createOrReplaceTempView("orders_as_batch")
 seen["wanted"] = sorted(map(list, spark.sql(totals.format("orders_as_batch")).collect()), key=str)
