@@ -27,6 +27,7 @@ from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_
 from ckpt_runtime.frontend.query_watermark import QueryWatermarks, only_event_time
 from ckpt_runtime.frontend.stateful import add_stateful, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
+    IGNORED_FILES,
     Aggregate,
     Analysis,
     Deduplicate,
@@ -69,10 +70,12 @@ from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.options import parse_value
 from ckpt_runtime.graph.source_formats import (
     FILE_METADATA,
+    SINK_LOG,
     check_location,
     is_local_path,
     is_pattern,
     parted_metadata,
+    taken_by_spark,
     with_file_metadata,
 )
 from ckpt_runtime.graph.specs import FILE_FORMATS, STAGED_FORMATS, SinkSpec, UserFunction
@@ -348,12 +351,20 @@ def _declared(source: CapturedSource) -> pa.Schema | None:
     return to_arrow_schema(source.schema)
 
 
+_OF_DIRECTORIES = (FILE_FORMATS | SPARK_FILES) - {"delta"}
+
+
 def check_paths(starts: Sequence[Any], plan: LogicalPlan) -> None:
-    """Raises PlanError for a stream of local files whose path does not exist, as Spark does, unless a query writes it.
+    """Raises PlanError for a stream of local files whose path does not exist, as Spark does, unless a query writes it,
+    and for a query that would write files where Spark's readers ignore them.
 
     ``starts`` are Spark's requests for the queries of a plan.
     """
-    written = {start.path or path_option(start.options) for start in starts}
+    written = {start.path or path_option(start.options): (start.format or "parquet").lower() for start in starts}
+    for path, format_ in written.items():
+        log = os.path.join(path.removeprefix("file:"), SINK_LOG)
+        if format_ in _OF_DIRECTORIES and is_local_path(path) and os.path.isdir(log):
+            raise taken_by_spark(path)
     for node in plan.nodes:
         spec = node.spec
         path = path_option(spec.options) if isinstance(spec, specs.SourceSpec) and spec.format in TABLE_SOURCES else ""
@@ -569,6 +580,10 @@ class QueryMapper:
                 key.lower() == "timezone" for key in source.options
             ):
                 source.options["timeZone"] = self._capture.configuration.get("spark.sql.session.timeZone", "UTC")
+            for setting in IGNORED_FILES if source.format.lower() in TABLE_SOURCES else ():
+                name = setting.rpartition(".")[2]
+                if setting in self._capture.configuration and not path_option(source.options, name.lower()):
+                    source.options[name] = self._capture.configuration[setting]
             if self._ends and is_split_source(self._resolve(source.format)):
                 source.options[AVAILABLE_NOW_OPTION] = "true"
                 for limit in [key for key in source.options if self._one_batch and key.lower() in BATCH_LIMITS]:

@@ -30,11 +30,10 @@ from ckpt_runtime.graph.specs import ConditionSpec, SourceSpec
 COLUMNS = (TypedColumn("value", "string"),)
 
 
-def source_of(*triggers: dict[str, Any], source: str = "text", zone: str | None = None) -> SourceSpec:
+def source_of(*triggers: dict[str, Any], source: str = "text", settings: dict[str, str] | None = None) -> SourceSpec:
     """The source of a program with a query for each trigger, all over one stream."""
     capture = Capture({}, lambda _: [("value", "string")], lambda _key, _value: None)
-    if zone is not None:
-        capture.configuration["spark.sql.session.timeZone"] = zone
+    capture.configuration |= settings or {}
     capture.sources[7] = CapturedSource(source, {"path": "/data"}, "value STRING")
     for trigger in triggers:
         start = WriteStreamOperationStart(format="noop", output_mode="append", **trigger)
@@ -63,7 +62,10 @@ def test_queries_over_one_stream_with_and_without_an_end_are_refused() -> None:
 
 def test_source_that_ends_or_reads_json_has_the_options_of_the_session() -> None:
     assert dict(source_of({"available_now": True}, source="replay").options) == {"path": "/data"}
-    assert source_of({}, source="json", zone="Europe/Vienna").options["timeZone"] == "Europe/Vienna"
+    settings = {"spark.sql.session.timeZone": "Europe/Vienna", "spark.sql.files.ignoreMissingFiles": "true"}
+    options = source_of({}, source="json", settings=settings).options
+    assert (options["timeZone"], options["ignoreMissingFiles"]) == ("Europe/Vienna", "true")
+    assert "ignoreMissingFiles" not in source_of({}, source="rate", settings=settings).options
     assert source_of({}, source="json").options["timeZone"] == "UTC"
 
 
