@@ -30,12 +30,13 @@ from ckpt_runtime.connectors.datasource_rows import (
     values_of,
     versioned,
 )
-from ckpt_runtime.connectors.split_host import RangeEnumerator
+from ckpt_runtime.connectors.split_host import OFFSET, RangeEnumerator
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now, described_data_source
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import EnumeratorSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output
+from ckpt_runtime.sources import PositionKind, StartPosition
 
 Offset = str
 """An offset as JSON."""
@@ -55,6 +56,7 @@ class StreamPlanner(Protocol):
 
     reader: Any
     ends_by_itself: bool
+    start_positions: frozenset[PositionKind]
 
     @property
     def commits(self) -> bool:
@@ -90,6 +92,8 @@ def new_planner(instance: Any, schema: pa.Schema, available_now: bool) -> Stream
 class _PartitionPlanner:
     """Wraps a ``DataSourceStreamReader``."""
 
+    start_positions: frozenset[PositionKind] = frozenset(("earliest", "latest", "offsets"))
+
     def __init__(self, reader: Any, available_now: bool) -> None:
         self.reader = reader
         self._with_start = bool(inspect.signature(reader.latestOffset).parameters)
@@ -107,12 +111,16 @@ class _PartitionPlanner:
     def initial_offset(self) -> Offset:
         return _offset(self.reader.initialOffset(), "initialOffset")
 
+    def latest_offset(self, start: Offset) -> Offset:
+        """The end of all data behind ``start``."""
+        return self._end_behind(start, _read_limit(self.reader, everything=True))
+
+    def _end_behind(self, start: Offset, limit: Any) -> Offset:
+        found = self.reader.latestOffset(json.loads(start), limit) if self._with_start else self.reader.latestOffset()
+        return start if found is None else _offset(found, "latestOffset")
+
     def next_range(self, start: Offset) -> PlannedRange | None:
-        if self._with_start:
-            latest = self.reader.latestOffset(json.loads(start), self._limit)
-        else:
-            latest = self.reader.latestOffset()
-        end = start if latest is None else _offset(latest, "latestOffset")
+        end = self._end_behind(start, self._limit)
         if _same(start, end):
             return None
         return PlannedRange(end, partitions=tuple(self.reader.partitions(json.loads(start), json.loads(end))))
@@ -125,7 +133,9 @@ class _PartitionPlanner:
 
 
 class _SimplePlanner:
-    """Wraps a ``SimpleDataSourceStreamReader``."""
+    """Wraps a ``SimpleDataSourceStreamReader``, which knows the end of its data only by reading all of it."""
+
+    start_positions: frozenset[PositionKind] = frozenset(("earliest", "offsets"))
 
     def __init__(self, reader: Any, schema: pa.Schema, available_now: bool) -> None:
         self.reader = reader
@@ -193,9 +203,14 @@ def _sorted(offset: Offset) -> str:
     return json.dumps(json.loads(offset), sort_keys=True)
 
 
-_OFFSET = "offset"
 _LEAST_IDLE_MS = 10
 _GREATEST_IDLE_MS = 500
+
+
+class _Reposition(Struct):
+    """A position that a user has set."""
+
+    position: StartPosition
 
 
 class _Position(Struct):
@@ -206,6 +221,7 @@ class _Position(Struct):
     ended_in: str | None
     planned: bool = True
     ranges: NonNegative = 0
+    reposition: _Reposition | None = None
 
     def __post_init__(self) -> None:
         """Checks that the offset is JSON."""
@@ -237,11 +253,14 @@ class EnumeratorOperator(RangeEnumerator):
         self._planner = new_planner(self._instance, self._schema, self._available_now)
         self.requires_final_checkpoint = self._acknowledges and self._planner.commits
         self._values = values_of(self._source, self._planner.reader)
-        restored = restored_items(context, _OFFSET, _Position)
+        restored = restored_items(context, OFFSET, _Position)
         if restored:
             self._offset = restored[0].offset
             self._planned = restored[0].planned
             self.continue_behind(restored[0].splits, restored[0].ranges, restored[0].ended_in)
+            if restored[0].reposition is not None:
+                self._offset = self._offset_at(restored[0].reposition.position)
+                self._planned = False
         else:
             self._offset = self._planner.initial_offset()
 
@@ -266,8 +285,9 @@ class EnumeratorOperator(RangeEnumerator):
         if self._planned:  # the initial offset does not end a range
             self._offsets[checkpoint_id] = self._offset
         item = {"offset": self._offset, "splits": self._splits, "ended_in": self.ended_in, "planned": self._planned}
-        item["ranges"] = self.ranges_with_data
-        self.context.operator_state.put(_OFFSET, versioned([item]))
+        assert self._planner is not None
+        item |= {"ranges": self.ranges_with_data, "start_positions": sorted(self._planner.start_positions)}
+        self.context.operator_state.put(OFFSET, versioned([item]))
 
     def notify_complete(self, checkpoint_id: int) -> None:
         super().notify_complete(checkpoint_id)
@@ -286,6 +306,17 @@ class EnumeratorOperator(RangeEnumerator):
     def close(self) -> None:
         if self._planner is not None:
             self._planner.stop()
+
+    def _offset_at(self, position: StartPosition) -> Offset:
+        """The offset of a position that a user has set. Raises ValueError if the source has no such position."""
+        assert self._planner is not None
+        self.check_position(position, self._planner.start_positions)
+        if position.offsets is not None:
+            return json.dumps(position.offsets)
+        if position.kind == "earliest":
+            return self._planner.initial_offset()
+        assert isinstance(self._planner, _PartitionPlanner)
+        return self._planner.latest_offset(self._offset)
 
     def _emit(self, planned: PlannedRange) -> None:
         """Emits one batch per range, which is distributed to the readers row by row."""

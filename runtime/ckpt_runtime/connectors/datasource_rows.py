@@ -28,17 +28,12 @@ def versioned(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"version": STATE_VERSION, **item} for item in items]
 
 
-def restored_items(
-    context: OperatorContext, name: str, schema: type[T], version: int = STATE_VERSION, *also: int
-) -> tuple[T, ...]:
-    """The restored items. Raises StateSchemaError for those of another version, CorruptStateError for damaged ones.
-
-    ``also`` are further versions that the schema describes.
-    """
+def restored_items(context: OperatorContext, name: str, schema: type[T], version: int = STATE_VERSION) -> tuple[T, ...]:
+    """The restored items. Raises StateSchemaError for those of another version, CorruptStateError for damaged ones."""
     uid = context.uid
     for item in context.operator_state.restored(name, dict[str, Any]):
         found = item.get("version", 1)
-        if found not in (version, *also):
+        if found != version:
             raise StateSchemaError(
                 f"operator {uid!r}: the snapshot holds state of version {found}, and this engine reads version "
                 f"{version}; finish the job with the engine that wrote it, or start it without that snapshot"

@@ -26,16 +26,13 @@ from ckpt_runtime.connectors.datasource_rows import (
     values_of,
     versioned,
 )
-from ckpt_runtime.connectors.split_host import SplitHost
+from ckpt_runtime.connectors.split_host import UNREAD_PARTITIONS, SplitHost
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.graph.formats import described_data_source, ordered_reads
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import RangeReaderSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output
 from ckpt_runtime.operators.task_context import copy_for_task, new_task, running
-
-_SPLITS = "splits"
-_SPLITS_OF_VERSION_1 = "shares"
 
 
 class ReplayError(RuntimeError):
@@ -121,8 +118,7 @@ class RangeReaderOperator(SplitHost):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        items = (item for name in (_SPLITS, _SPLITS_OF_VERSION_1) for item in restored_items(context, name, Split))
-        splits = sorted(items, key=lambda split: split.sequence)
+        splits = sorted(restored_items(context, UNREAD_PARTITIONS, Split), key=lambda split: split.sequence)
         self._pending.extend(splits)
         if splits:
             self.continue_in_range(splits[0].range_start)
@@ -145,7 +141,7 @@ class RangeReaderOperator(SplitHost):
         splits = [split for split in self._pending if isinstance(split, Split)]
         if splits and self._last is not None:
             splits[0].digest = _digest_of_last_row(self._last)
-        self.context.operator_state.put(_SPLITS, versioned(asdict(split) for split in splits))
+        self.context.operator_state.put(UNREAD_PARTITIONS, versioned(asdict(split) for split in splits))
         self.ask_for_next_step()
 
     def close(self) -> None:

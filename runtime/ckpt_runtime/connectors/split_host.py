@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
+from msgspec import to_builtins
 
 from ckpt_runtime.checkpoint.measures import ENOUGH_LOOKS, OperatorMeasures
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
@@ -26,6 +28,12 @@ from ckpt_runtime.operators.operator import (
     WaitingInput,
 )
 from ckpt_runtime.scheduler.watermark_alignment import Progress
+from ckpt_runtime.sources import StartPosition
+
+ENUMERATOR, OPEN_SPLITS, ENDED_SPLITS = "enumerator", "open-splits", "ended-splits"
+"""The list states of a :class:`~ckpt_runtime.sources.Source`: that of its enumerator, and two of its readers."""
+OFFSET, UNREAD_PARTITIONS = "offset", "splits"
+"""The list states of a PySpark data source: that of its enumerator, and that of its readers."""
 
 _TAKE_EVERY_MS = 10
 _LEAST_TAKE_MS = 20
@@ -126,6 +134,14 @@ class RangeEnumerator(SourceOperator):
         if splits or ranges:
             self._send_end()
 
+    def check_position(self, position: StartPosition, takes: Collection[str]) -> None:
+        """Raises ValueError unless a user may set the source to a position of this kind."""
+        if position.kind not in takes:
+            raise ValueError(
+                f"source {self.context.uid!r} cannot be set to {position.kind}: "
+                f"it takes {', '.join(sorted(takes)) or 'no position'}"
+            )
+
     def _end_of_input(self) -> SourceStatus:
         """The status of a source whose data has ended.
 
@@ -146,6 +162,11 @@ class RangeEnumerator(SourceOperator):
     def _send_end(self) -> None:
         self.output.emit_coming_watermark(self._splits, self._ranges)
         self.output.emit_watermark(self._splits)
+
+
+def repositioned_item(item: dict[str, Any], reading: list[Any], position: StartPosition) -> dict[str, Any]:
+    """An enumerator's stored item with a position that a user has set. ``reading`` are the readers' stored splits."""
+    return {**item, "ended_in": None, "reposition": {"position": to_builtins(position), "reading": reading}}
 
 
 class SplitHost(Operator):

@@ -14,14 +14,21 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
-from msgspec import Struct, to_builtins
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.connectors.datasource_rows import restored_items
-from ckpt_runtime.connectors.split_host import STEP_MS, RangeEnumerator, SplitHost
+from ckpt_runtime.connectors.split_host import (
+    ENDED_SPLITS,
+    ENUMERATOR,
+    OPEN_SPLITS,
+    STEP_MS,
+    RangeEnumerator,
+    SplitHost,
+)
 from ckpt_runtime.connectors.splits import Pacer
 from ckpt_runtime.graph.bad_rows import reader_policy
 from ckpt_runtime.graph.event_time import Alignment, alignment_of
@@ -35,10 +42,6 @@ from ckpt_runtime.scheduler.watermark_alignment import Progress, SplitAlignment
 from ckpt_runtime.sources import BadRow, Source, Split, SplitEnumerator, SplitReader, StartPosition
 
 _VERSION = 1
-_REPOSITIONED = 2
-"""The version of an enumerator's item with a position that a user has set: earlier releases must not ignore it."""
-ENUMERATOR, OPEN_SPLITS, ENDED_SPLITS = "enumerator", "open-splits", "ended-splits"
-"""The names of the list states of the two operators."""
 
 
 S = TypeVar("S")
@@ -123,7 +126,7 @@ class SplitEnumeratorOperator(RangeEnumerator):
         source = self._source
         _connect(source, self._program, context)
         stored = _StoredEnumerator[source.state_type, source.description_type, source.position_type]  # type: ignore[name-defined]
-        for item in restored_items(context, ENUMERATOR, stored, _VERSION, _REPOSITIONED):
+        for item in restored_items(context, ENUMERATOR, stored, _VERSION):
             state = item.state
             self.continue_behind(item.splits, item.ranges, item.ended_in)
             if item.reposition is not None:
@@ -163,10 +166,7 @@ class SplitEnumeratorOperator(RangeEnumerator):
 
     def _repositioned(self, state: Any, given: _StoredReposition[Any, Any]) -> Any:
         """The state of an enumerator that continues where a user has set it. Raises ValueError."""
-        if given.position.kind not in self._source.start_positions:
-            raise ValueError(
-                f"source {self.context.uid!r} cannot be set to {given.position.kind}: its format does not support it"
-            )
+        self.check_position(given.position, self._source.start_positions)
         reading = [(opened.split.split, opened.position) for opened in given.reading]
         try:
             return self._source.repositioned(self._schema, state, reading, given.position)
@@ -447,16 +447,6 @@ class _Alignment:
             self._reported = progress
             self._report_at = self._context.monotonic_ms() + self._update_ms
             self._context.report_progress(progress)
-
-
-def repositioned_item(item: dict[str, Any], reading: list[Any], position: StartPosition) -> dict[str, Any]:
-    """An enumerator's stored item with a position that a user has set. ``reading`` are the readers' stored splits."""
-    return {
-        **item,
-        "version": _REPOSITIONED,
-        "ended_in": None,
-        "reposition": {"position": to_builtins(position), "reading": reading},
-    }
 
 
 def _connect(source: Source, program: UserFunction | None, context: OperatorContext) -> None:

@@ -17,11 +17,19 @@ from typing import Any
 from msgspec import Struct
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, SubtaskState
-from ckpt_runtime.connectors.split_source import ENDED_SPLITS, ENUMERATOR, OPEN_SPLITS, repositioned_item
+from ckpt_runtime.connectors.split_host import (
+    ENDED_SPLITS,
+    ENUMERATOR,
+    OFFSET,
+    OPEN_SPLITS,
+    UNREAD_PARTITIONS,
+    repositioned_item,
+)
 from ckpt_runtime.graph.schema import DocumentError, check_values, checked
 from ckpt_runtime.sources import StartPosition
 from ckpt_runtime.storage.errors import InvalidLocationError
 
+_OF_ENUMERATORS = (ENUMERATOR, OFFSET)
 ALLOWED = "earliest, latest, a time such as 2026-11-01T09:00 (UTC unless it has an offset), or offsets as JSON"
 
 
@@ -95,7 +103,7 @@ def _enumerators(metadata: CompletedCheckpoint) -> Iterator[tuple[str, dict[str,
     for state in metadata.states.values():
         for uid, operator in state.operators.items():
             for listed in operator.lists:
-                if listed.name == ENUMERATOR and len(listed.items) == 1 and isinstance(listed.items[0], dict):
+                if listed.name in _OF_ENUMERATORS and len(listed.items) == 1 and isinstance(listed.items[0], dict):
                     yield uid, listed.items[0]
 
 
@@ -115,7 +123,9 @@ def _set(
                 reading += [item for listed in operator.lists if listed.name == OPEN_SPLITS for item in listed.items]
                 # Splits that have ended are kept for ``latest`` only: otherwise they may be read again, and must not be
                 # cleaned up.
-                dropped = (OPEN_SPLITS,) if position.kind == "latest" else (OPEN_SPLITS, ENDED_SPLITS)
+                dropped = {OPEN_SPLITS, UNREAD_PARTITIONS}
+                if position.kind != "latest":
+                    dropped.add(ENDED_SPLITS)
                 kept[name] = replace(
                     operator, lists=tuple(listed for listed in operator.lists if listed.name not in dropped)
                 )
@@ -125,7 +135,8 @@ def _set(
         if key[0] == vertex.id and uid in state.operators:
             operator = state.operators[uid]
             lists = tuple(
-                replace(listed, items=(item,)) if listed.name == ENUMERATOR else listed for listed in operator.lists
+                replace(listed, items=(item,)) if listed.name in _OF_ENUMERATORS else listed
+                for listed in operator.lists
             )
             states[key] = replace(state, operators={**state.operators, uid: replace(operator, lists=lists)})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ from pyspark import SparkContext
 from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState, OperatorStateMode
 from ckpt_runtime.connectors.datasource_reader import EnumeratorOperator
 from ckpt_runtime.connectors.range_reader import RangeReaderOperator
+from ckpt_runtime.connectors.split_host import UNREAD_PARTITIONS
 from ckpt_runtime.connectors.tagged_values import ValueNotCarriedError
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA
 from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
 from ckpt_runtime.operators.operator import SourceStatus
 from ckpt_runtime.state.errors import StateSchemaError
+from ckpt_runtime.storage.errors import InvalidLocationError
 from tests.unit.runtime.connectors.harness import Collector, context, drain, opened, snapshot_of
+from tests.unit.runtime.connectors.split_jobs import moved
 from tests.unit.runtime.connectors.user_data_sources import (
     ARROW_SCHEMA,
     Counting,
@@ -159,6 +163,47 @@ def test_a_restore_continues_at_the_checkpoints_offset(world: Path) -> None:
     assert splits.column("sequence") == [4, 5, 6, 7]
 
 
+@pytest.mark.row("ends.7")
+@pytest.mark.parametrize(
+    ("position", "numbers", "committed"),
+    [("earliest", range(10), [{"n": 10}]), ("latest", (), []), ('{"n": 12}', range(12, 22), [{"n": 22}])],
+)
+def test_partitions_are_read_from_the_position_that_was_set(
+    world: Path, position: str, numbers: Iterable[int], committed: list[Any]
+) -> None:
+    planner = enumerator(Counting, directory=world)
+    opened(planner, context())
+    planner.poll()
+    unread = OperatorListState(UNREAD_PARTITIONS, OperatorStateMode.SPLIT, ({"sequence": 0},))
+    head, tail = moved(([snapshot_of(planner, 1)], [[unread]]), position)
+    assert tail == [[]], "a partition that was planned before is still read"
+    again = enumerator(Counting, directory=world)
+    splits = opened(again, context(attempt=1, state=head[0], restored=1))
+    again.snapshot(2)
+    again.notify_complete(2)
+    assert commits(world) == [], "the source is notified of an offset at which no range ends"
+    again.poll()
+    [output] = read_all(Counting, splits, directory=world)
+    assert output.column("n") == list(numbers)
+    again.snapshot(3)
+    again.notify_complete(3)
+    assert commits(world) == committed
+
+
+@pytest.mark.row("ends.7")
+def test_a_simple_reader_takes_offsets_and_the_beginning_but_no_end(world: Path) -> None:
+    planner = enumerator(Simple, directory=world)
+    first = opened(planner, context())
+    planner.poll()
+    states = [snapshot_of(planner, 1)], [list[OperatorListState]()]
+    again = enumerator(Simple, directory=world)
+    rows = opened(again, context(attempt=1, state=moved(states, "earliest")[0][0], restored=1))
+    again.poll()
+    assert rows.column("rows") == first.column("rows")
+    with pytest.raises(InvalidLocationError, match="cannot be set to latest: its format takes earliest, offsets"):
+        moved(states, "latest")
+
+
 def test_attributes_set_by_latest_offset_are_there_for_partitions_and_commit() -> None:
     """The reader keeps its ranges, changes the offset that it gets, and forgets what is committed."""
     planner = enumerator(Forgetful)
@@ -198,8 +243,7 @@ def test_state_of_another_version_is_refused(world: Path) -> None:
     old = OperatorListState("offset", OperatorStateMode.SPLIT, ({"offset": {"n": 3}, "sequence": 2},))
     with pytest.raises(StateSchemaError, match="operator 'op': the snapshot holds state of version 1, and this engine"):
         opened(enumerator(Counting, directory=world), context(state=[old], restored=1))
-    share = {"sequence": 0, "start": {}, "end": {}, "number": 0, "of": 1, "rows": 0, "digest": "", "partitions": 1}
-    old = OperatorListState("shares", OperatorStateMode.SPLIT, (share,))
+    old = OperatorListState(UNREAD_PARTITIONS, OperatorStateMode.SPLIT, ({"sequence": 0, "start": {}, "end": {}},))
     with pytest.raises(
         StateSchemaError, match="this engine reads version 2; finish the job with the engine that wrote"
     ):
