@@ -65,7 +65,7 @@ def test_source_that_ends_or_reads_json_has_the_options_of_the_session() -> None
     settings = {"spark.sql.session.timeZone": "Europe/Vienna", "spark.sql.files.ignoreMissingFiles": "true"}
     options = source_of({}, source="json", settings=settings).options
     assert (options["timeZone"], options["ignoreMissingFiles"]) == ("Europe/Vienna", "true")
-    assert "ignoreMissingFiles" not in source_of({}, source="rate", settings=settings).options
+    assert "ignoreMissingFiles" not in source_of({}, source="replay", settings=settings).options
     assert source_of({}, source="json").options["timeZone"] == "UTC"
 
 
