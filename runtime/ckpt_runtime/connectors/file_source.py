@@ -313,7 +313,7 @@ def _is_visible(name: str) -> bool:
 
 
 class FileReader(SplitReader):
-    """Reads one file after the other."""
+    """Reads one file after the other. A source that never leaves out files lacks the options that say so."""
 
     def __init__(self, format_: str, options: dict[str, Any], schema: pa.Schema, *, reports_bad: bool = False) -> None:
         self._format = format_
@@ -411,7 +411,7 @@ class FileReader(SplitReader):
         if not description["size"]:
             return  # as in Spark, in every format
         location = self.location(split)
-        if self._options["ignoreMissingFiles"] and file_entry(location) is None:
+        if self._options.get("ignoreMissingFiles") and file_entry(location) is None:
             _LOG.warning("ignoreMissingFiles: %s is gone, behind %d of its rows", split.id, position)
             return
         if position:
@@ -442,7 +442,7 @@ class FileReader(SplitReader):
         try:
             yield from batches
         except NoFooterError as error:
-            if not self._options["ignoreCorruptFiles"]:
+            if not self._options.get("ignoreCorruptFiles"):
                 raise
             _LOG.warning("ignoreCorruptFiles: %s", error)
 
