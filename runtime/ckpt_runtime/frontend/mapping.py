@@ -197,6 +197,13 @@ def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: p
             "checkpointLocation, to a directory that all workers share",
         )
     check_location(location)
+    if isinstance(function, SparkWrite) and function.path and not any(map(is_local_path, (function.path, location))):
+        raise PlanError(
+            "option 'path'",
+            f"Spark writes format {function.format!r} to a directory of this file system, from where the engine sends "
+            f"the files to {function.path!r}: set {key} or checkpointLocation to such a directory, which Spark and all "
+            f"workers share, not to {location!r}, or write parquet, csv, json or text",
+        )
     user_function = UserFunction(function, capture.session, dict(capture.configuration))
     staged = {"path": f"{location.rstrip('/')}/staged"}
     if start.HasField("foreach_batch") and (waiting := given.get(MAX_WAITING_BATCHES.key.lower())) is not None:
@@ -205,8 +212,7 @@ def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: p
 
 
 def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Schema) -> SparkWrite:
-    """Returns Spark's batch writer for a file format. Raises PlanError for rows that it cannot write, and for a
-    location that Spark and the engine spell differently."""
+    """Returns Spark's batch writer for a file format. Raises PlanError for rows that it cannot write."""
     keys = partition_columns({"partitionBy": ",".join(columns)}, schema)
     kept = [field for field in schema if field.name not in keys]
     if name == "text" and [field.type for field in kept] != [pa.string()]:
@@ -219,13 +225,6 @@ def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Sc
     if not path:
         raise PlanError("option 'path'", f"format {name!r} needs it")
     check_location(path)
-    if not is_local_path(path):
-        raise PlanError(
-            "option 'path'",
-            f"{path!r} is not a directory of this file system; Spark writes format {name!r} and the engine publishes "
-            "the files, so both must be able to access the directory: write parquet, csv, json or text there, or call "
-            "foreachBatch",
-        )
     rest = {key: value for key, value in options.items() if key.lower() != "path"}
     return SparkWrite(name, rest, tuple(columns), path)
 
