@@ -9,9 +9,11 @@ INSTALL_REQUIRES = [
     "fsspec>=2024.12.0",  # pipe_file(mode="create")
     "httpx>=0.27",
     "msgspec>=0.19",
+    "orjson>=3.10",
     "rich>=13.8",
     "tenacity>=8.3",
     "typer>=0.15",
+    "xxhash>=3.4",
 ]
 
 EXTRAS_REQUIRE = {
@@ -21,14 +23,12 @@ EXTRAS_REQUIRE = {
         "msgspec>=0.19",
         "numba>=0.61",
         "numpy>=2.0",
-        "orjson>=3.10",
         "prometheus-client>=0.21",
         "pyarrow>=18.0.0",
         "pydantic>=2.9",
         "pyspark[connect]>=4.3,<4.4",  # PySpark's own classes build the plans of programs, and need gRPC's types for it
         "python-multipart>=0.0.18",
         "uvicorn>=0.30",
-        "xxhash>=3.4",
         "zstandard>=0.23",
     ],
     # The state backend of that name.

@@ -56,7 +56,8 @@ class SplitRows:
     ``batch`` None means no rows. Columns of text may be dictionary-encoded: expressions over such a column are
     evaluated once for each value of the dictionary, and once for all batches that share one. ``ended``: the split has
     no further rows; the reader has forgotten it. ``bad`` are rows that could not be read, and are before ``position``,
-    too.
+    too. ``origin`` returns where in the source a row of the batch, by its number in it, is, and its bytes there: it is
+    called for rows for which an expression fails, which may be kept as dead letters.
     """
 
     split_id: str
@@ -64,6 +65,7 @@ class SplitRows:
     batch: pa.RecordBatch | None = None
     ended: bool = False
     bad: Sequence[BadRow] = ()
+    origin: Callable[[int], tuple[str, bytes | None]] | None = None
 
 
 Offsets = Mapping[str, Mapping[str, int]]

@@ -18,9 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from ckpt_runtime.connectors.file_rows import FileFormatError
+from ckpt_runtime.connectors.file_sink import FileSink
 from ckpt_runtime.connectors.file_source import FileSource
 from ckpt_runtime.graph.ddl import to_arrow_schema
+from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import source_options, source_schema
+from ckpt_runtime.sinks import SinkContext
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -383,3 +386,76 @@ def test_parquet_columns_of_other_types_than_the_declared_ones_have_the_values_o
         spark.read.schema("a BIGINT").parquet(str(tmp_path)).collect()
     with pytest.raises(FileFormatError, match="it has several columns 'a': a, A"):
         of_engine("parquet", "a BIGINT", {"path": str(tmp_path)})
+
+
+@pytest.mark.row("ends.4")
+def test_directory_that_sparks_sink_has_written_gives_the_files_that_its_log_names(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The log of four batches is shortened on the way; one file was never committed, and one is gone."""
+    source, plain, parted = tmp_path / "in", tmp_path / "plain", tmp_path / "parted"
+    for at in range(4):
+        put(source / f"{at}.txt", f"{at}\n", 1_700_000_000 + at)
+    spark.conf.set("spark.sql.streaming.fileSink.log.compactInterval", "3")
+    lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(source))
+    for output, frame in ((plain, lines), (parted, lines.selectExpr("value", "value IN ('1', '2') AS `a%b`"))):
+        writer = frame.writeStream.format("text").option("checkpointLocation", f"{output}-state")
+        writer = writer.partitionBy(*frame.columns[1:]) if frame.columns[1:] else writer
+        writer.trigger(availableNow=True).start(str(output)).awaitTermination()
+    spark.conf.unset("spark.sql.streaming.fileSink.log.compactInterval")
+    assert (plain / "_spark_metadata" / "2.compact").exists()
+    next(file for file in plain.glob("*.txt") if file.read_text() == "2\n").unlink()
+    for place in (plain, parted / "a%25b=true"):
+        put(place / "part-uncommitted.txt", "uncommitted\n")
+    (tmp_path / "no-batch" / "_spark_metadata").mkdir(parents=True)
+    put(tmp_path / "no-batch" / "part-0.txt", "uncommitted\n")
+    for number, (path, options, uncommitted) in enumerate(
+        [
+            (plain, {}, False),
+            (plain, {"latestFirst": "true"}, False),
+            (plain / "*", {}, True),
+            (parted, {}, False),
+            (tmp_path / "no-batch", {}, False),
+        ]
+    ):
+        given = {"path": str(path), **options}
+        schema = "value STRING, `a%b` BOOLEAN" if path == parted else "value STRING"
+        rows = of_spark(spark, "text", schema, given, tmp_path / f"state{number}")
+        assert of_engine("text", schema, given) == rows, given
+        assert ("uncommitted" in str(rows)) == uncommitted
+    cleaned = {"path": str(plain), "cleanSource": "delete"}
+    with pytest.raises(Exception, match="Clean up source files is not supported when reading from the output"):
+        of_spark(spark, "text", "value STRING", cleaned, tmp_path / "cleaned")
+    with pytest.raises(
+        ValueError, match=r"option 'cleanSource': the log _spark_metadata of Spark's sink names the fil"
+    ):
+        of_engine("text", "value STRING", cleaned)
+    with pytest.raises(
+        PlanError, match=r"a streaming query of Spark has written to 'file:///.*/plain', and Spark reads"
+    ):
+        FileSink("parquet", {"path": str(plain)}).open_writer(
+            pa.schema([("n", pa.int64())]), SinkContext("0" * 16, "f" * 32, "out", 0, 1, 0)
+        )
+
+
+@pytest.mark.row("ends.4")
+def test_files_that_are_no_parquet_or_are_gone_are_left_out_by_the_options_of_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    put(tmp_path / "in" / "0.parquet", "this is no footer", 1_700_000_000)
+    pq.write_table(pa.table({"n": [1, 2]}), tmp_path / "in" / "1.parquet")
+    given = {"path": str(tmp_path / "in"), "ignoreCorruptFiles": "true"}
+    rows = of_spark(spark, "parquet", "n BIGINT", given, tmp_path / "state")
+    assert of_engine("parquet", "n BIGINT", given) == rows == [['{"n": "1"}', '{"n": "2"}']]
+    with pytest.raises(FileFormatError, match=r"0\.parquet: it cannot be read as format 'parquet'"):
+        of_engine("parquet", "n BIGINT", {**given, "ignoreCorruptFiles": "false"})
+    source = FileSource("parquet", {**given, "ignoreMissingFiles": "true"})
+    declared = to_arrow_schema("n BIGINT")
+    splits = source.open_enumerator(declared, None, bounded=True).discover()
+    (tmp_path / "in" / "1.parquet").unlink()
+    for position in (None, 1):  # the second reader continues behind a row
+        reader = source.open_reader(declared, subtask=0, parallelism=1)
+        reader.add(splits[1], position)
+        assert (rest := reader.read(10)) is not None
+        assert (rest.position, rest.batch, rest.ended) == (position or 0, None, True)
+        reader.close()

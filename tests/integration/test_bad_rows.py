@@ -14,6 +14,7 @@ from ckpt_runtime.jobmaster.metric_table import TASK, values
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, all_run, fast
+from tests.support.kafka_broker import KafkaBroker
 from tests.support.outputs import hidden, visible
 from tests.support.patience import patient
 
@@ -99,6 +100,33 @@ def test_rows_that_an_expression_fails_for_are_kept_once_with_the_reason_through
     conditions = {"CAST_INVALID_INPUT": '{"value": "x"}', "DIVIDE_BY_ZERO": '{"n": 0}'}
     assert Counter(zip(bad.condition, bad.row, strict=True)) == Counter(dict.fromkeys(conditions.items(), 2))
     assert hidden(good) == hidden(dead) == []
+
+
+@pytest.mark.row("ends.6")
+def test_dead_letters_behind_kafka_name_the_message_though_the_query_reads_its_value_only(
+    cluster: MiniCluster, broker: KafkaBroker, tmp_path: Path
+) -> None:
+    topic = "with-bad-parts"
+    broker.create_topic(topic, 2)
+    broker.produce(topic, [b"", b"1,2", b"-,x"], partition=0)
+    broker.produce(topic, [b"3,-,y,4"], partition=1)
+    job = cluster.submit(
+        PIPELINES / "bad_rows.py",
+        entry="bad_rows:messages",
+        arguments=[broker.servers, topic, str(tmp_path / "good")],
+        configuration={
+            **fast(),
+            "execution.bad-rows.mode": "DEAD_LETTER",
+            "execution.bad-rows.directory": str(tmp_path / "dead"),
+        },
+    )
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    assert sorted(visible(tmp_path / "good").n) == [1, 2, 3, 4]
+    bad = visible(tmp_path / "dead")
+    assert sorted(zip(bad.row, bad.position, bad.raw, strict=True)) == [
+        ('{"part": "x"}', f"topic '{topic}', partition 0, offset 2", b"-,x"),
+        ('{"part": "y"}', f"topic '{topic}', partition 1, offset 0", b"3,-,y,4"),
+    ]
 
 
 @pytest.mark.row("ends.6")

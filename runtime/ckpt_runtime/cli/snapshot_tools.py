@@ -17,7 +17,7 @@ from msgspec import structs
 from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode
 from ckpt_runtime.cli.output import size_text, time_text
 from ckpt_runtime.cli.snapshot_commands import FormatChoice
-from ckpt_runtime.spark.installation import MODULES
+from ckpt_runtime.spark.installation import missing_modules
 
 if TYPE_CHECKING:
     from ckpt_runtime.snapshots.snapshot import Snapshot
@@ -73,11 +73,12 @@ def clean_ends() -> Iterator[None]:
 
 
 def _not_installed(error: ModuleNotFoundError) -> Exception:
-    if error.name not in MODULES:
+    missing = missing_modules()
+    if not missing:
         return error
     command = "pip install 'ckpt-runtime[session]'"
     return CommandError(
-        f"reading snapshots needs {error.name}, which is not installed; run: {command}", ExitCode.FAILED
+        f"reading snapshots needs {', '.join(missing)}, which cannot be imported; run: {command}", ExitCode.FAILED
     )
 
 

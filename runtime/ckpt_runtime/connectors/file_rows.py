@@ -45,6 +45,19 @@ class FileFormatError(StorageError):
         super().__init__(f"{location.url}: {problem}", location.url)
 
 
+class NoFooterError(FileFormatError):
+    """A file does not end as one of its format. None of its rows were read."""
+
+
+@contextmanager
+def _footer(format_: str, location: Location) -> Iterator[None]:
+    """Reading the end of a file, which tells where its rows are. Raises NoFooterError."""
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        raise NoFooterError(location, f"it cannot be read as format {format_!r}: {error}") from error
+
+
 def open_rows(
     format_: str, location: Location, schema: pa.Schema, options: dict[str, Any], *, report_bad: bool = False
 ) -> Iterator[pa.RecordBatch]:
@@ -112,7 +125,9 @@ def _decompressed(head: bytes, location: Location) -> bytes:
 
 
 def _parquet(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:  # noqa: ARG001
-    with closing(location.filesystem.open(location.path, "rb")) as stream, pq.ParquetFile(stream) as file:
+    with closing(location.filesystem.open(location.path, "rb")) as stream:
+        with _footer("parquet", location):
+            file = pq.ParquetFile(stream)
         names = _names_in_file(file.schema_arrow, schema, location)
         wanted = [name for name in names if name is not None]
         dictionaries = _Dictionaries(file, names, schema)
@@ -181,7 +196,8 @@ def _orc(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iter
     from pyarrow import orc
 
     with closing(location.filesystem.open(location.path, "rb")) as stream:
-        file = orc.ORCFile(stream)
+        with _footer("orc", location):
+            file = orc.ORCFile(stream)
         names = _names_in_file(file.schema, schema, location)
         wanted = [name for name in names if name is not None]
         for stripe in range(file.nstripes):

@@ -30,8 +30,10 @@ from ckpt_runtime.connectors.part_directory import (
     parse_hidden,
     partition_directory,
 )
+from ckpt_runtime.connectors.sink_log import SinkLog
 from ckpt_runtime.expressions.functions.casts import caster
 from ckpt_runtime.graph.formats import file_extension, partition_columns, sink_options
+from ckpt_runtime.graph.source_formats import taken_by_spark
 from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS, TextOutput
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 from ckpt_runtime.storage.errors import StorageError
@@ -158,6 +160,8 @@ class FileSink(Sink):
 
     def open_writer(self, schema: pa.Schema, context: SinkContext) -> SinkWriter:
         self.directory.create()
+        if SinkLog(self.directory.location):
+            raise taken_by_spark(self.directory.url)
         return PartWriter(self, schema, context)
 
     def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:

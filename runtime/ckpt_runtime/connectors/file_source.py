@@ -21,7 +21,8 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 
-from ckpt_runtime.connectors.file_rows import batch_of, count_rows, open_rows
+from ckpt_runtime.connectors.file_rows import NoFooterError, batch_of, count_rows, open_rows
+from ckpt_runtime.connectors.sink_log import SinkLog
 from ckpt_runtime.connectors.splits import BuiltInSource
 from ckpt_runtime.expressions import texts
 from ckpt_runtime.expressions.functions.casts import caster
@@ -30,6 +31,7 @@ from ckpt_runtime.graph.bad_rows import bad_rows_of, marked, taken_apart
 from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.source_formats import (
+    SINK_LOG,
     is_pattern,
     name_pattern,
     parted_metadata,
@@ -150,6 +152,7 @@ class FileEnumerator(SplitEnumerator):
         aged = not (options["latestFirst"] and (self._most_files or self._most_bytes))
         self._max_age_ms = duration_ms("maxFileAge", options["maxFileAge"], "ms") if aged else None
         self._there: deque[tuple[FileEntry, dict[str, str | None]]] | None = None
+        self._log = SinkLog(self._root)
 
     def discover(self) -> Sequence[Split]:
         """Lists the directory when all files of the last listing were sent, and with ``latestFirst`` each time, as
@@ -185,6 +188,8 @@ class FileEnumerator(SplitEnumerator):
 
     def _new_files(self) -> list[tuple[FileEntry, dict[str, str | None]]]:
         found = list(self._found())
+        if not self._is_pattern and self._log:
+            found = self._committed(found)
         self._check_partitions(found)
         fresh = [
             (entry, partition)
@@ -206,6 +211,18 @@ class FileEnumerator(SplitEnumerator):
         for directory in directories:
             yield from self._files(directory)
 
+    def _committed(
+        self, found: Sequence[tuple[FileEntry, dict[str, str | None]]]
+    ) -> list[tuple[FileEntry, dict[str, str | None]]]:
+        """The files that the log of Spark's sink names; a file is there before the log names it."""
+        if self._options["cleanSource"] != "off":
+            raise ValueError(
+                f"option 'cleanSource': the log {SINK_LOG} of Spark's sink names the files of {self._root.url}, which "
+                "therefore have to stay: leave the option out, as Spark demands, too"
+            )
+        committed = self._log.committed()
+        return [(entry, partition) for entry, partition in found if entry.location.path in committed]
+
     def _matching(self) -> tuple[list[FileEntry], list[Location]]:
         """The files and directories that the pattern in the path means. Hidden directories can match, as in Spark."""
         files: dict[str, FileEntry] = {}
@@ -217,7 +234,8 @@ class FileEnumerator(SplitEnumerator):
                 wanted = name_pattern("path", segment)
                 listed = [list_entries(directory) for directory in some_directories]
                 some_files = [entry for found, _ in listed for entry in found if wanted.fullmatch(entry.location.name)]
-                some_directories = [each for _, found in listed for each in found if wanted.fullmatch(each.name)]
+                inside = [each for _, found in listed for each in found if each.name != SINK_LOG]
+                some_directories = [each for each in inside if wanted.fullmatch(each.name)]
             files |= {entry.location.url: entry for entry in some_files}
             directories |= {each.url: each for each in some_directories}
         return list(files.values()), list(directories.values())
@@ -295,7 +313,7 @@ def _is_visible(name: str) -> bool:
 
 
 class FileReader(SplitReader):
-    """Reads one file after the other."""
+    """Reads one file after the other. A source that never leaves out files lacks the options that say so."""
 
     def __init__(self, format_: str, options: dict[str, Any], schema: pa.Schema, *, reports_bad: bool = False) -> None:
         self._format = format_
@@ -393,6 +411,9 @@ class FileReader(SplitReader):
         if not description["size"]:
             return  # as in Spark, in every format
         location = self.location(split)
+        if self._options.get("ignoreMissingFiles") and file_entry(location) is None:
+            _LOG.warning("ignoreMissingFiles: %s is gone, behind %d of its rows", split.id, position)
+            return
         if position:
             self.check_unchanged(split, position)
         # The client of an object store reads one version of an object; a local file may change while it is open.
@@ -402,7 +423,9 @@ class FileReader(SplitReader):
         inside = pa.schema([field for field in self._schema if field.name.lower() not in names])
         values = {name.lower(): text for name, text in partition.items()}
         skip = position
-        for batch in open_rows(self._format, location, inside, self._options, report_bad=self._reports_bad):
+        for batch in self._readable(
+            open_rows(self._format, location, inside, self._options, report_bad=self._reports_bad)
+        ):
             if skip >= batch.num_rows:
                 skip -= batch.num_rows
                 continue
@@ -414,6 +437,14 @@ class FileReader(SplitReader):
                 f"{split.id} has changed while it was read: it had {before.size} bytes, and has {now.size}; files must "
                 "not change after they have appeared"
             )
+
+    def _readable(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except NoFooterError as error:
+            if not self._options.get("ignoreCorruptFiles"):
+                raise
+            _LOG.warning("ignoreCorruptFiles: %s", error)
 
     def _with_metadata(self, batch: pa.RecordBatch, split: Split, first: int) -> pa.RecordBatch:
         """Adds Spark's hidden column to rows of a file, whose first one has the index ``first`` in it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -220,7 +220,9 @@ class KafkaReader(SplitReader):
             messages = assigned.take(most_rows)
             if messages:
                 self._resume(key, assigned)
-                return SplitRows(assigned.split.id, assigned.position, self._batch_of(messages))
+                return SplitRows(
+                    assigned.split.id, assigned.position, self._batch_of(messages), origin=_origin_in(messages)
+                )
             if assigned.is_over:
                 self._drop(key)
                 return SplitRows(assigned.split.id, assigned.position, ended=True)
@@ -295,6 +297,15 @@ class KafkaReader(SplitReader):
             ]
             columns.append(pa.array(headers, self._schema.field("headers").type))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _origin_in(messages: Sequence[Any]) -> Callable[[int], tuple[str, bytes | None]]:
+    def origin(at: int) -> tuple[str, bytes | None]:
+        found = messages[at]
+        place = f"topic {found.topic()!r}, partition {found.partition()}, offset {found.offset()}"
+        return place, found.value()
+
+    return origin
 
 
 def partition_of(split: Split) -> Partition:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 import pyarrow as pa
 from msgspec import Struct
 from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.configuration.pipeline_options import BadRowsMode, ExecutionOptions, PipelineOptions
 from ckpt_runtime.connectors.datasource_rows import restored_items
 from ckpt_runtime.connectors.split_host import (
     ENDED_SPLITS,
@@ -36,7 +37,7 @@ from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
 from ckpt_runtime.graph.specs import READER_SUFFIX, EnumeratorSpec, RangeReaderSpec, UserFunction
 from ckpt_runtime.operators.bad_rows import BadRows
-from ckpt_runtime.operators.operator import EventTime, OperatorContext, Output
+from ckpt_runtime.operators.operator import EventTime, OperatorContext, Output, RowOrigins
 from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.scheduler.watermark_alignment import Progress, SplitAlignment
 from ckpt_runtime.sources import BadRow, Source, Split, SplitEnumerator, SplitReader, StartPosition
@@ -200,6 +201,7 @@ class SplitReaderOperator(SplitHost):
         self._options = spec.options
         self._alignment: _Alignment | None = None
         self._bad_rows: BadRows | None = None
+        self._gives_origins = False
         self._program = spec.program
         self.requires_final_checkpoint = self._acknowledges
         self._reader: SplitReader | None = None
@@ -227,7 +229,9 @@ class SplitReaderOperator(SplitHost):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        rates = Configuration(context.configuration).get(PipelineOptions.SOURCE_RATES) or {}
+        configuration = Configuration(context.configuration)
+        self._gives_origins = configuration.get(ExecutionOptions.BAD_ROWS_MODE) is BadRowsMode.DEAD_LETTER
+        rates = configuration.get(PipelineOptions.SOURCE_RATES) or {}
         self._set_rate({uid: float(rate) for uid, rate in rates.items()})
         _connect(self._source, self._program, context)
         self._bad_rows = BadRows.of(context, ValueError, self._policy)
@@ -279,7 +283,11 @@ class SplitReaderOperator(SplitHost):
             if self._acknowledges:
                 self._ended.append(opened.split)
         if rows.batch is not None and rows.batch.num_rows:
+            if rows.origin is not None and self._gives_origins:
+                numbers = np.arange(rows.batch.num_rows)
+                self.context.chain_time.origins = RowOrigins(rows.batch, numbers, rows.origin)
             self._emit(rows.batch)
+            self.context.chain_time.origins = None
         if self._alignment is not None:
             self._alignment.took(opened.split, ended=rows.ended)
         if rows.bad:

@@ -53,6 +53,7 @@ _ONLY_VALUES = {
     "spark.sql.orderByOrdinal": "true",
     "spark.sql.groupByAliases": "true",
     "spark.sql.legacy.pathOptionBehavior.enabled": "false",
+    "spark.sql.streaming.fileStreamSink.ignoreMetadata": "false",
 }
 """Spark options with which a program would mean something else, by the only value that the engine has: the default."""
 STATEMENT = re.compile(

@@ -27,6 +27,7 @@ from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_
 from ckpt_runtime.frontend.query_watermark import QueryWatermarks, only_event_time
 from ckpt_runtime.frontend.stateful import add_stateful, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
+    IGNORED_FILES,
     Aggregate,
     Analysis,
     Deduplicate,
@@ -69,10 +70,12 @@ from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.options import parse_value
 from ckpt_runtime.graph.source_formats import (
     FILE_METADATA,
+    SINK_LOG,
     check_location,
     is_local_path,
     is_pattern,
     parted_metadata,
+    taken_by_spark,
     with_file_metadata,
 )
 from ckpt_runtime.graph.specs import FILE_FORMATS, STAGED_FORMATS, SinkSpec, UserFunction
@@ -194,6 +197,13 @@ def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: p
             "checkpointLocation, to a directory that all workers share",
         )
     check_location(location)
+    if isinstance(function, SparkWrite) and function.path and not any(map(is_local_path, (function.path, location))):
+        raise PlanError(
+            "option 'path'",
+            f"Spark writes format {function.format!r} to a directory of this file system, from where the engine sends "
+            f"the files to {function.path!r}: set {key} or checkpointLocation to such a directory, which Spark and all "
+            f"workers share, not to {location!r}, or write parquet, csv, json or text",
+        )
     user_function = UserFunction(function, capture.session, dict(capture.configuration))
     staged = {"path": f"{location.rstrip('/')}/staged"}
     if start.HasField("foreach_batch") and (waiting := given.get(MAX_WAITING_BATCHES.key.lower())) is not None:
@@ -202,8 +212,7 @@ def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: p
 
 
 def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Schema) -> SparkWrite:
-    """Returns Spark's batch writer for a file format. Raises PlanError for rows that it cannot write, and for a
-    location that Spark and the engine spell differently."""
+    """Returns Spark's batch writer for a file format. Raises PlanError for rows that it cannot write."""
     keys = partition_columns({"partitionBy": ",".join(columns)}, schema)
     kept = [field for field in schema if field.name not in keys]
     if name == "text" and [field.type for field in kept] != [pa.string()]:
@@ -216,13 +225,6 @@ def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Sc
     if not path:
         raise PlanError("option 'path'", f"format {name!r} needs it")
     check_location(path)
-    if not is_local_path(path):
-        raise PlanError(
-            "option 'path'",
-            f"{path!r} is not a directory of this file system; Spark writes format {name!r} and the engine publishes "
-            "the files, so both must be able to access the directory: write parquet, csv, json or text there, or call "
-            "foreachBatch",
-        )
     rest = {key: value for key, value in options.items() if key.lower() != "path"}
     return SparkWrite(name, rest, tuple(columns), path)
 
@@ -348,12 +350,20 @@ def _declared(source: CapturedSource) -> pa.Schema | None:
     return to_arrow_schema(source.schema)
 
 
+_OF_DIRECTORIES = (FILE_FORMATS | SPARK_FILES) - {"delta"}
+
+
 def check_paths(starts: Sequence[Any], plan: LogicalPlan) -> None:
-    """Raises PlanError for a stream of local files whose path does not exist, as Spark does, unless a query writes it.
+    """Raises PlanError for a stream of local files whose path does not exist, as Spark does, unless a query writes it,
+    and for a query that would write files where Spark's readers ignore them.
 
     ``starts`` are Spark's requests for the queries of a plan.
     """
-    written = {start.path or path_option(start.options) for start in starts}
+    written = {start.path or path_option(start.options): (start.format or "parquet").lower() for start in starts}
+    for path, format_ in written.items():
+        log = os.path.join(path.removeprefix("file:"), SINK_LOG)
+        if format_ in _OF_DIRECTORIES and is_local_path(path) and os.path.isdir(log):
+            raise taken_by_spark(path)
     for node in plan.nodes:
         spec = node.spec
         path = path_option(spec.options) if isinstance(spec, specs.SourceSpec) and spec.format in TABLE_SOURCES else ""
@@ -569,6 +579,10 @@ class QueryMapper:
                 key.lower() == "timezone" for key in source.options
             ):
                 source.options["timeZone"] = self._capture.configuration.get("spark.sql.session.timeZone", "UTC")
+            for setting in IGNORED_FILES if source.format.lower() in TABLE_SOURCES else ():
+                name = setting.rpartition(".")[2]
+                if setting in self._capture.configuration and not path_option(source.options, name.lower()):
+                    source.options[name] = self._capture.configuration[setting]
             if self._ends and is_split_source(self._resolve(source.format)):
                 source.options[AVAILABLE_NOW_OPTION] = "true"
                 for limit in [key for key in source.options if self._one_batch and key.lower() in BATCH_LIMITS]:

@@ -232,8 +232,11 @@ def watermark_of_all_rows(at: int, nodes: Sequence[PlanNode]) -> int | None:
     return at if isinstance(below, Watermark) and below.plan_id == node.plan_id else None
 
 
+IGNORED_FILES = ("spark.sql.files.ignoreCorruptFiles", "spark.sql.files.ignoreMissingFiles")
+"""Options of Spark from which streams of files take the option that has the last part of the name."""
 CONFIGURED = frozenset(
     {
+        *IGNORED_FILES,
         *("spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive"),
         "spark.sql.sources.partitionColumnTypeInference.enabled",
     }

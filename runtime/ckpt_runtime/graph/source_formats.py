@@ -71,12 +71,28 @@ _FILE_OPTIONS = (
     Option("pathGlobFilter"),
     Option("cleanSource", default="off", choices=("off", "archive", "delete")),
     Option("sourceArchiveDir"),
+    Option("ignoreCorruptFiles", bool, False),
+    Option("ignoreMissingFiles", bool, False),
     Option("inferSchema", bool, False),
     Option("mergeSchema", bool, False),
     Option("maxCachedFiles", int, 10_000, minimum=0),
     Option("discardCachedInputRatio", float, 0.2, minimum=0),
 )
 """The last four have no effect: two only matter when Spark infers a schema, two say what Spark keeps in memory."""
+
+
+SINK_LOG = "_spark_metadata"
+"""The directory, in one that Spark's streaming sink of files has written, of the log of its files."""
+
+
+def taken_by_spark(path: str) -> PlanError:
+    """The error of a sink whose directory has a log of Spark's sink."""
+    return PlanError(
+        "option 'path'",
+        f"a streaming query of Spark has written to {path!r}, and Spark reads only the files there that the log "
+        f"{SINK_LOG} names, which would be none of this sink: write to another directory, or remove the log and all "
+        "files that it does not name",
+    )
 
 
 FILE_METADATA = "_metadata"

@@ -27,7 +27,7 @@ from ckpt_runtime.configuration.registry import RESTORE_DRILL
 from ckpt_runtime.expressions.types import EvaluationError, ServiceError
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.bad_rows import ReaderPolicy
-from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.operators.operator import Operator, OperatorContext, Output, RowOrigins
 from ckpt_runtime.sources import BadRow
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.storage.filesystem import (
@@ -55,7 +55,8 @@ SCHEMA = pa.schema(
     ]
 )
 """A bad row: when it failed, the operator's uid, Spark's name of the error or the class of a Python function's, its
-message, and the row as JSON. Where a source could not read it, its position and bytes there, and no row."""
+message, the row as JSON, and its position and bytes in the source. Where the source could not read it, there is no row;
+behind an operator that does not say which rows its own come from, there is no position."""
 
 _ROWS_HELD = 10_000
 _MAX_REASON_CHARS = 2_000
@@ -106,20 +107,30 @@ class BadRows:
         self, batch: pa.RecordBatch, compute: Callable[[pa.RecordBatch], T]
     ) -> Iterator[tuple[pa.RecordBatch, T]]:
         """Yields the good rows in parts, in their order, with the values computed from them."""
+        time = self._context.chain_time
+        origins = time.origins if time.origins is not None and time.origins.batch is batch else None
         for first, last, result in self.good_ranges(
             0,
             batch.num_rows,
             lambda first, last: compute(batch.slice(first, last - first)),
             lambda at: batch.slice(at, 1),
+            origins,
         ):
-            yield batch.slice(first, last - first), result
+            part = batch.slice(first, last - first)
+            time.origins = origins and origins.of(part, slice(first, last))
+            yield part, result
 
     def good_ranges(
-        self, first: int, last: int, compute: Callable[[int, int], T], row: Callable[[int], pa.RecordBatch]
+        self,
+        first: int,
+        last: int,
+        compute: Callable[[int, int], T],
+        row: Callable[[int], pa.RecordBatch],
+        origins: RowOrigins | None = None,
     ) -> Iterator[tuple[int, int, T]]:
         """Yields the ranges of positions that have no bad row, with the values computed from each range.
 
-        ``row`` returns the row at a position: it is called for bad rows only.
+        ``row`` returns the row at a position: it is called for bad rows only. ``origins`` are those of all rows.
         """
         try:
             result = compute(first, last)
@@ -127,11 +138,12 @@ class BadRows:
             raise
         except self._caught as error:
             if last - first == 1:
-                self._take_failed(row(first), error)
+                position, raw = origins.named(int(origins.rows[first])) if origins is not None else (None, None)
+                self._take_failed(row(first), error, position, raw)
                 return
             half = (first + last) // 2
-            yield from self.good_ranges(first, half, compute, row)
-            yield from self.good_ranges(half, last, compute, row)
+            yield from self.good_ranges(first, half, compute, row, origins)
+            yield from self.good_ranges(half, last, compute, row, origins)
             return
         yield first, last, result
 
@@ -158,12 +170,12 @@ class BadRows:
         for row in bad:
             self._take("MALFORMED_RECORD_IN_PARSING", row.reason, position=row.position, raw=row.raw)
 
-    def _take_failed(self, row: pa.RecordBatch, error: Exception) -> None:
+    def _take_failed(self, row: pa.RecordBatch, error: Exception, position: str | None, raw: bytes | None) -> None:
         condition = error.condition if isinstance(error, EvaluationError) else type(error).__name__
         text = None
         if self._directory is not None:
             text = json.dumps(_fields(row), default=_as_text, ensure_ascii=False)
-        self._take(condition, str(error), row=text)
+        self._take(condition, str(error), row=text, position=position, raw=raw)
 
     def _take(self, condition: str, reason: str, **found: Any) -> None:
         """Counts a bad row, logs it now and then, and keeps it with the columns that were ``found``."""
@@ -226,6 +238,17 @@ class LeavesOutBadRows(Operator):
             return
         yield from self._bad_rows.left_out(batch, compute)
         self.bad_rows_dropped = self._bad_rows.dropped
+
+    def _emit_from(
+        self, part: pa.RecordBatch, batch: pa.RecordBatch, rows: slice | AnyArray | pa.BooleanArray = slice(None)
+    ) -> None:
+        """Emits a batch that was computed from rows of a part of the input, see :meth:`RowOrigins.of`."""
+        time = self.context.chain_time
+        before = time.origins
+        if before is not None and before.batch is part:
+            time.origins = before.of(batch, rows)
+        self.output.emit(batch)
+        time.origins = before
 
     def _where(
         self, pairs: int, holds: Callable[[int, int], AnyArray], pair: Callable[[int], pa.RecordBatch]

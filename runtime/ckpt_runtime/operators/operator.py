@@ -26,6 +26,7 @@ from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.scheduler.watermark_alignment import Progress
 from ckpt_runtime.state.backend import KeyedStateBackend
+from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import CorruptStateError
 
 T = TypeVar("T")
@@ -107,19 +108,37 @@ class WaitingInput(Enum):
     BARRIER = "something that need not wait, perhaps behind rows: a barrier, the end of a job that does not drain"
 
 
+@dataclass(frozen=True, slots=True)
+class RowOrigins:
+    """Where the rows of a batch have been read. ``rows`` are the numbers of the source's rows that they come from, of
+    which ``named`` returns the place and the bytes."""
+
+    batch: pa.RecordBatch
+    rows: AnyArray
+    named: Callable[[int], tuple[str, bytes | None]]
+
+    def of(self, batch: pa.RecordBatch, rows: slice | AnyArray | pa.BooleanArray) -> RowOrigins:
+        """Those of a batch that was computed from some of the rows: a range, numbers, or those that a mask keeps."""
+        if isinstance(rows, pa.BooleanArray):
+            rows = rows.fill_null(False).to_numpy(zero_copy_only=False)
+        return RowOrigins(batch, self.rows[rows], self.named)
+
+
 @dataclass(slots=True)
 class ChainTime:
-    """Facts that a source and a later ``withWatermark`` of its chain exchange.
+    """Facts that a source and a later operator of its chain exchange: most of them belong to ``withWatermark``.
 
     ``reached_ms`` is the greatest watermark that rows lead to since the source has set it to None. ``held``: the source
     reads nothing because it is ahead of others, which does not make it idle. ``batch`` is the number of the last range
-    that has ended, 0 if it is not known, and ``upto`` the number of splits up to its end.
+    that has ended, 0 if it is not known, and ``upto`` the number of splits up to its end. ``origins`` are those of the
+    batch that is being processed, if bad rows are kept and each operator from the source on has set them.
     """
 
     reached_ms: int | None = None
     held: bool = False
     batch: int = 0
     upto: int = 0
+    origins: RowOrigins | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,8 +199,8 @@ class PythonFunctionsOperator(LeavesOutBadRows):
             self._call = worker_function(spec.eval_type, spec.functions, spec.settings, input_type)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        for _, arrays in self._parts(batch, self._computed):
-            self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._spec.schema))
+        for part, arrays in self._parts(batch, self._computed):
+            self._emit_from(part, pa.RecordBatch.from_arrays(arrays, schema=self._spec.schema))
 
     def _computed(self, batch: pa.RecordBatch) -> list[pa.Array]:
         names = ", ".join(function.name for function in self._spec.functions)

@@ -42,10 +42,10 @@ class ConditionOperator(LeavesOutBadRows):
         rows = mask.true_count
         if rows == batch.num_rows:
             self.output.emit(batch)
-        elif rows and self._selecting is not None:
+        elif rows and self._selecting is not None and self._bad_rows is None:
             self._selecting.emit_selected(batch, mask)
         elif rows:
-            self.output.emit(batch.filter(mask))
+            self._emit_from(batch, batch.filter(mask), mask)
 
 
 class _ComputingOperator(LeavesOutBadRows):
@@ -63,26 +63,26 @@ class _ComputingOperator(LeavesOutBadRows):
         self._rows = [[(next(compiled), kind) for kind in schema.types] for _ in rows]
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        for _, rows in self._parts(batch, lambda part: self._computed(_frame(part, self.context))):
-            self._emit(rows)
+        for part, rows in self._parts(batch, lambda part: self._computed(_frame(part, self.context))):
+            self._emit(rows, part)
 
     def process_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray, input_index: int) -> None:
         if self._bad_rows is not None:
             self.process_batch(batch.filter(mask), input_index)
         else:
-            self._emit(self._computed(_frame(batch, self.context).part(mask)))
+            self._emit(self._computed(_frame(batch, self.context).part(mask)), batch)
 
     def _computed(self, frame: Frame) -> list[list[pa.Array]]:
         return [[evaluate_encoded(compute, frame, kind) for compute, kind in row] for row in self._rows]
 
-    def _emit(self, rows: list[list[pa.Array]]) -> None:
+    def _emit(self, rows: list[list[pa.Array]], part: pa.RecordBatch) -> None:
         for arrays in rows:
             # Types are compared, because Arrow computes the hash of one from its text.
             kinds = [array.type for array in arrays]
             if kinds != self._given:
                 fields = [field.with_type(kind) for field, kind in zip(self._schema, kinds, strict=True)]
                 self._given, self._given_schema = kinds, pa.schema(fields)
-            self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._given_schema))
+            self._emit_from(part, pa.RecordBatch.from_arrays(arrays, schema=self._given_schema))
 
 
 class EvaluateOperator(_ComputingOperator):
@@ -140,7 +140,7 @@ class GenerateOperator(LeavesOutBadRows):
                 column.take(indices) if position in self._spec.carried else pa.nulls(len(rows), column.type)
                 for position, column in enumerate(batch.columns)
             ]
-            self.output.emit(pa.RecordBatch.from_arrays(arrays + made, schema=self._spec.schema))
+            self._emit_from(batch, pa.RecordBatch.from_arrays(arrays + made, schema=self._spec.schema), rows)
 
 
 def _cuts(counts: IntArray) -> Iterator[tuple[int, int]]:

@@ -29,7 +29,6 @@ MODULES = (
     "msgspec",
     "numba",
     "numpy",
-    "orjson",
     "pandas",
     "prometheus_client",
     "pyarrow",
@@ -37,7 +36,6 @@ MODULES = (
     "pyspark",
     "python_multipart",
     "uvicorn",
-    "xxhash",
     "zstandard",
 )
 """The packages that the extra ``session`` installs, by their import names."""
@@ -47,10 +45,14 @@ class RuntimeNotInstalledError(RuntimeError):
     """The extra ``session`` is missing, or a part of it. The message holds the command that installs it."""
 
 
+def missing_modules() -> list[str]:
+    """Those of :data:`MODULES` that this interpreter cannot import."""
+    return [module for module in MODULES if importlib.util.find_spec(module) is None]
+
+
 def check_runtime() -> None:
     """Raises :class:`RuntimeNotInstalledError` if this interpreter lacks a package that a session needs."""
-    missing = [module for module in MODULES if importlib.util.find_spec(module) is None]
-    if missing:
+    if missing := missing_modules():
         raise RuntimeNotInstalledError(
             f"a session needs {', '.join(missing)}, which {sys.executable} cannot import; "
             f"run: {sys.executable} -m pip install 'ckpt-runtime[session]'"

@@ -19,10 +19,11 @@ from ckpt_runtime.task.output import ResultPartition
 class _NextOperator:
     """An operator's output inside a chain: a plain call into the next operator."""
 
-    __slots__ = ("_decoder", "_next", "rows")
+    __slots__ = ("_decoder", "_next", "_time", "rows")
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: Operator, time: ChainTime) -> None:
         self._next = operator
+        self._time = time
         self._decoder = None if operator.takes_dictionaries else BatchDecoder()
         self.rows = 0
 
@@ -30,7 +31,9 @@ class _NextOperator:
         if batch.num_rows:
             self.rows += batch.num_rows
             if self._decoder is not None:
-                batch = self._decoder.decoded(batch)
+                given, batch = batch, self._decoder.decoded(batch)
+                if self._time.origins is not None and self._time.origins.batch is given:
+                    self._time.origins = self._time.origins.of(batch, slice(None))
             self._next.process_batch(batch, 0)
 
     def emit_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray) -> None:
@@ -179,7 +182,10 @@ class OperatorChain:
         self.operators = list(operators)
         self.contexts = list(contexts)
         self.end = end
-        self._outputs: list[_NextOperator | ChainEnd] = [*map(_NextOperator, self.operators[1:]), end]
+        self._outputs: list[_NextOperator | ChainEnd] = [
+            *(_NextOperator(operator, end.time) for operator in self.operators[1:]),
+            end,
+        ]
         self._backends = [context.keyed_state for context in contexts if context.keyed_state is not None]
         self._opened = 0
         self._measured: list[OperatorMeasures] = []

@@ -57,8 +57,9 @@ class CheckpointLedger:
         self.aborted[checkpoint_id] = failure
         if "expired" in failure and started > self._master.world.calm_since:
             raise Violation(f"checkpoint {checkpoint_id} expires although nothing fails any more")
-        waited = self._master.world.now - started
-        if waited > self._greatest_timeout + 50 and "expired" in failure:
+        world = self._master.world
+        waited, due = world.now - started, started + self._greatest_timeout
+        if "expired" in failure and waited > self._greatest_timeout + 50 + world.spent_since(due):
             raise Violation(f"checkpoint {checkpoint_id} expires after {waited} ms")
 
     def _ended(self, checkpoint_id: int, how: str) -> float:

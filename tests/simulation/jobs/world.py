@@ -87,6 +87,7 @@ class World:
         self.topology = self.scenario.topology
         self.choices = Choices(seed, muted, scale=self.scenario.fault_scale, plain=self.scenario.plain)
         self.now = 1_000.0
+        self._spent: list[tuple[float, float]] = []
         self.tracing = tracing
         self.trace: list[str] = []
         self.steps = 0
@@ -330,7 +331,13 @@ class World:
         return WALL_MS + int(self.now) + skew
 
     def spend(self, millis: float) -> None:
+        """A subtask computes for this long. Everything else stands still, the driver's timers as well."""
+        self._spent.append((self.now, millis))
         self.now += millis
+
+    def spent_since(self, at: float) -> float:
+        """For how long subtasks have computed after this time."""
+        return sum(millis for began, millis in self._spent if began + millis > at)
 
     def chance(self, kind: str, probability: float) -> bool:
         return self.choices.chaos and self.choices.chance(kind, probability)

@@ -204,7 +204,8 @@ class DriverChecker:
             entry.waits_for.discard(event.execution.key)
         for file in event.state.files():  # a task that wrote it into a deleted directory has reported it now
             path = path_of(file.path if is_shared(file) else f"{event.directory}/{file.path}")
-            self._world.files.orphans.discard(path)
+            if self._driver.leads:
+                self._world.files.orphans.discard(path)
             if is_shared(file):
                 self.known_shared[path] = event.checkpoint_id
 

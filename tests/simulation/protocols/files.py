@@ -38,8 +38,8 @@ class SnapshotFiles(NamedTuple):
 class Files(FileStore):
     """``savepoints`` were reported to users as complete; ``user_owned`` has the files of a snapshot by its directory.
 
-    ``orphans`` are files that no living driver has heard of. ``late`` is metadata of drivers that did not lead any more
-    when it arrived: they were paused in the midst of writing it.
+    ``orphans`` are files of which no driver heard while it led. ``late`` is metadata of drivers that no longer led when
+    it arrived: they were paused in the midst of writing it.
     """
 
     def __init__(self, world: World) -> None:

@@ -34,6 +34,15 @@ def options(spark: SparkSession, lines: str, orders: str, dead_letters: str) -> 
     good.hint("uid", "numbers").writeStream.format("parquet").queryName("orders").start(orders)
 
 
+def messages(spark: SparkSession, servers: str, topic: str, good: str) -> None:
+    """Reads a part of each value that is no number in some messages, and no other column."""
+    source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
+    texts = source.option("startingOffsets", "earliest").load().selectExpr("CAST(value AS STRING) AS text")
+    parts = texts.where("text <> ''").select(F.explode(F.split("text", ",")).alias("part"))
+    numbers = parts.where("part <> '-'").selectExpr("CAST(part AS INT) AS n")
+    numbers.writeStream.format("parquet").queryName("numbers").trigger(availableNow=True).start(good)
+
+
 def ratios(spark: SparkSession, lines: str, ratios: str) -> None:
     """Expressions and a function that fail for some lines: they are no number, zero, or 13."""
 

@@ -149,6 +149,11 @@ def test_path_of_files_has_to_exist_when_a_job_is_submitted_unless_a_query_of_th
     message = "load: [PATH_NOT_FOUND] Path does not exist: {}. SQLSTATE: 42K03"
     missing = {path: message.format(path) for path in (away, f"file://{away}")}
     assert found == {f"{away}/*": None, str(archive): None, out: None, **missing}
+    (archive / "out" / "_spark_metadata").mkdir(parents=True)
+    again = request(archive, "files", str(archive), out)
+    assert planned(again, run).failure is None
+    refused = str(planned(replace(again, submitted=True), run).failure)
+    assert refused.startswith(f"option 'path': a streaming query of Spark has written to {out!r}, and Spark reads only")
 
 
 READS_BACK = """

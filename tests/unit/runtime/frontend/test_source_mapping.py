@@ -30,11 +30,10 @@ from ckpt_runtime.graph.specs import ConditionSpec, SourceSpec
 COLUMNS = (TypedColumn("value", "string"),)
 
 
-def source_of(*triggers: dict[str, Any], source: str = "text", zone: str | None = None) -> SourceSpec:
+def source_of(*triggers: dict[str, Any], source: str = "text", settings: dict[str, str] | None = None) -> SourceSpec:
     """The source of a program with a query for each trigger, all over one stream."""
     capture = Capture({}, lambda _: [("value", "string")], lambda _key, _value: None)
-    if zone is not None:
-        capture.configuration["spark.sql.session.timeZone"] = zone
+    capture.configuration |= settings or {}
     capture.sources[7] = CapturedSource(source, {"path": "/data"}, "value STRING")
     for trigger in triggers:
         start = WriteStreamOperationStart(format="noop", output_mode="append", **trigger)
@@ -63,7 +62,10 @@ def test_queries_over_one_stream_with_and_without_an_end_are_refused() -> None:
 
 def test_source_that_ends_or_reads_json_has_the_options_of_the_session() -> None:
     assert dict(source_of({"available_now": True}, source="replay").options) == {"path": "/data"}
-    assert source_of({}, source="json", zone="Europe/Vienna").options["timeZone"] == "Europe/Vienna"
+    settings = {"spark.sql.session.timeZone": "Europe/Vienna", "spark.sql.files.ignoreMissingFiles": "true"}
+    options = source_of({}, source="json", settings=settings).options
+    assert (options["timeZone"], options["ignoreMissingFiles"]) == ("Europe/Vienna", "true")
+    assert "ignoreMissingFiles" not in source_of({}, source="replay", settings=settings).options
     assert source_of({}, source="json").options["timeZone"] == "UTC"
 
 
@@ -216,3 +218,23 @@ def test_bad_records_of_json_are_refused_for_a_query_that_leaves_out_columns(
         check_pruned(source, 0, (of_source, *nodes))
     check_pruned(CapturedSource("json", {**columns, "badRows": "drop"}, ""), 0, (of_source, *nodes))
     check_pruned(CapturedSource("csv", columns, ""), 0, (of_source, *nodes))
+
+
+def test_files_that_spark_writes_for_an_object_store_need_a_directory_for_staged_rows() -> None:
+    def planned(format_: str, location: str) -> LogicalPlan:
+        capture = Capture({}, lambda _: [("value", "string")], lambda _key, _value: None)
+        capture.sources[7] = CapturedSource("text", {"path": "/data"}, "value STRING")
+        options = {"checkpointLocation": location}
+        start = WriteStreamOperationStart(format=format_, path="s3://b/out", output_mode="append", options=options)
+        analysis = Analysis(columns=COLUMNS, nodes=(Source(columns=COLUMNS, plan_id=7),))
+        capture.queries.append(CapturedQuery(start, analysis))
+        plan = LogicalPlan("job")
+        add_queries(capture, plan, lambda name: name)
+        return plan
+
+    assert planned("xml", "/state").nodes[-1].spec.options == {"path": "/state/staged"}  # type: ignore[union-attr]
+    assert planned("text", "s3://b/state").nodes
+    with pytest.raises(
+        PlanError, match=r"'path': Spark writes format 'orc' to a directory .* not to 's3://b/state', or"
+    ):
+        planned("orc", "s3://b/state")

@@ -9,8 +9,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 
 from ckpt_runtime.configuration.registry import RESTORE_DRILL
@@ -24,7 +26,7 @@ from ckpt_runtime.graph.specs import (
     StaticJoinKey,
     StaticJoinSpec,
 )
-from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
+from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore, RowOrigins
 from ckpt_runtime.operators.static_join import StaticJoinOperator
 from ckpt_runtime.operators.typed_expressions import (
     ConditionOperator,
@@ -32,6 +34,7 @@ from ckpt_runtime.operators.typed_expressions import (
     ExpandOperator,
     GenerateOperator,
 )
+from ckpt_runtime.task.chain import ChainEnd, OperatorChain
 from tests.support.joins import Subtask, join_spec
 
 KIND = pa.schema([("quotient", pa.float64())])
@@ -120,6 +123,52 @@ def test_bad_rows_are_left_out_and_counted_and_the_others_continue(
     assert good == ({4.0, 9.0} if columns == ["a"] else {2.0, None, 3.0})
     run.process((1.0, 0.0))
     assert run.operator.bad_rows_dropped == 4
+
+
+@pytest.mark.row("ends.6")
+@pytest.mark.parametrize("passes", [True, False], ids=["operators that say it", "one that does not"])
+def test_dead_letter_has_the_place_of_its_row_in_the_source_behind_operators_that_change_rows(
+    tmp_path: Path, passes: bool
+) -> None:
+    """A filter, a generator and columns that are computed in between; the decoder of a text makes a batch anew."""
+
+    class Copy(Operator):
+        takes_dictionaries = False
+
+        def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+            self.output.emit(batch if passes else batch.slice(0))
+
+    text = pa.schema([("text", pa.string()), ("a", pa.float64()), ("b", pa.float64())])
+    a, b = Column(1, "double"), Column(2, "double")
+    positive = Call("GreaterThan", (a, Literal(0.0, "double")), "boolean", "ansi")
+    twice = Call("Explode", (Call("CreateArray", (a, b), DOUBLES),), "void")
+    generated = pa.schema([*text, ("each", pa.float64())])
+    each = EvaluateSpec((("b", b), ("each", Column(3, "double"))), pa.schema(list(generated)[2:]))
+    ratio = Call("Divide", (Column(0, "double"), Column(1, "double")), "double", "ansi", {})
+    operators = [
+        ConditionOperator(ConditionSpec(positive)),
+        Copy(),
+        GenerateOperator(GenerateSpec(twice, False, frozenset((0, 1, 2)), generated)),
+        EvaluateOperator(each),
+        EvaluateOperator(EvaluateSpec((("quotient", ratio),), KIND)),
+    ]
+    end = ChainEnd([])
+    contexts = [dataclasses.replace(Taken(evaluate()).operator.context, chain_time=end.time) for _ in operators]
+    contexts = [dataclasses.replace(context, configuration=dead_letters(tmp_path)) for context in contexts]
+    chain = OperatorChain(operators, contexts, end)
+    chain.open()
+    words = pa.array(["x"] * 5).dictionary_encode()
+    rows = [pa.array([1.0, -1.0, 0.0, 3.0, 4.0]), pa.array([0.0, 0.0, 0.0, 1.0, 0.0])]
+    batch = pa.record_batch([words, *rows], names=text.names)
+    end.time.origins = RowOrigins(batch, np.arange(5), lambda at: (f"offset {at + 100}", b"%d" % at))
+    operators[0].process_batch(batch, 0)
+    assert end.rows == 4
+    chain.prepare_snapshot(1)
+    [file] = tmp_path.glob("*.parquet")
+    letters = [(row["row"], row["position"], row["raw"]) for row in pq.read_table(file).to_pylist()]
+    places = [("offset 100", b"0"), ("offset 104", b"4")] if passes else [(None, None)] * 2
+    rows_of = ['{"b": 0.0, "each": 0.0}', '{"b": 0.0, "each": 0.0}']
+    assert letters == [(row, *place) for row, place in zip(rows_of, places, strict=True)]
 
 
 OF_PAIRS = Call(
