@@ -15,6 +15,7 @@ from ckpt_runtime.expressions.functions import (
     nested,
     number_formats,
     predicates,
+    sketches,
     strings,
 )
 
@@ -33,5 +34,6 @@ __all__ = [
     "nested",
     "number_formats",
     "predicates",
+    "sketches",
     "strings",
 ]
