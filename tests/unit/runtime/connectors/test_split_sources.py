@@ -560,6 +560,7 @@ def test_hidden_column_describes_the_file_of_each_row_and_its_place_in_a_parquet
     ("options", "declared", "problem"),
     [
         ({"path": "relative"}, NUMBERS, "is relative"),
+        ({"path": "/a/*", "basePath": "a"}, NUMBERS, "option 'basePath': 'a' is relative"),
         ({"path": "/a/{b"}, NUMBERS, "'{b' has an open brace"),
         ({"path": "/a/*", "pathGlobFilter": "[a"}, NUMBERS, r"'\[a' has an open bracket"),
         ({"path": "/a/b", "basePath": "/a"}, NUMBERS, "is no pattern, and is the base itself"),
