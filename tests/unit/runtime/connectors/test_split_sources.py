@@ -517,6 +517,8 @@ def test_lines_of_json_give_rows_and_bad_ones_give_nulls(tmp_path: Path) -> None
         ("json", {"mode": "IGNORE"}, "is not one of PERMISSIVE"),
         ("json", {"columnNameOfCorruptRecord": "n"}, "must be a STRING"),
         ("json", {"badRows": "skip"}, "'skip' is not one of fail, drop, deadLetter"),
+        ("json", {"allowComments": "true"}, "option .allowComments.: .true. is not one of false"),
+        ("csv", {"unescapedQuoteHandling": "RAISE_ERROR"}, "is not one of stop_at_delimiter"),
         ("json", {"badRows": "deadLetter"}, "badRows deadLetter needs it"),
         ("csv", {"badRows": "drop", "badRowsDirectory": "/dead"}, "no other value uses it"),
         ("json", {"badRows": "deadLetter", "badRowsDirectory": "dead"}, "'dead' is relative"),
