@@ -436,6 +436,7 @@ class QueryMapper:
             check_complete(nodes)
         self._operators = QueryOperators(self._capture, self._plan, analysis.places, mode)
         self._operators.emits_latest = self._emits_latest
+        self._operators.has_empty_batches &= not self._one_batch
         self._inputs = [()] * len(nodes)
         watermarks = QueryWatermarks(nodes, mode)
         self._of_all_rows = watermarks.of_all_rows
@@ -475,7 +476,7 @@ class QueryMapper:
         relation = msgspec.json.encode(msgspec.structs.replace(node, inputs=()), order="sorted")
         own = f"{self._operators.output_mode} {self._emits_latest}" if isinstance(node, Aggregate) else ""
         own = self._name if at in self._of_all_rows else own
-        key = (own, self._ends, relation, inputs)
+        key = (own, self._ends, self._one_batch, relation, inputs)
         found = self._shared.frames.get(key)
         if found is None:
             found = self._shared.frames[key] = self._mapped(at, nodes)
@@ -525,7 +526,7 @@ class QueryMapper:
             )
         spec = specs.WatermarkSpec(
             *(column, node.delay_ms),
-            keeps_last=not self._capture.has_empty_batches,
+            keeps_last=not self._operators.has_empty_batches,
             greatest=self._capture.has_greatest_watermark,
         )
         inputs = self._inputs[node.inputs[0]]

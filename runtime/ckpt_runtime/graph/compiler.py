@@ -500,8 +500,9 @@ def _keep_batches_in_step(operators: list[_Operator]) -> None:
                 ]
     if meeting & keep_last:
         raise PlanError(
-            "spark.sql.streaming.noDataMicroBatches.enabled",
-            "where streams meet, event time cannot end with the batch before the last one: set it to true",
+            "trigger",
+            "where streams meet, the event time of the last batch cannot be left to the next run: use availableNow "
+            "instead of once, and set spark.sql.streaming.noDataMicroBatches.enabled to true",
         )
     for operator in operators:
         uid, spec = operator.uid, operator.node.spec
