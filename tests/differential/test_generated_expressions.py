@@ -62,7 +62,7 @@ def test_generated_expression_over_generated_rows_is_equal_in_spark_and_in_the_e
         total.differences += [f"ansi={ansi} {zone}: {found}" for found in outcome.differences]
 
     run()
-    assert total.differences == []
+    assert not total.differences, "\n".join(total.differences)
     assert total.equal >= _EXAMPLES * _IN_ONE_TABLE // 3
 
 
@@ -180,6 +180,74 @@ def test_texts_of_csv_and_of_numbers_with_a_pattern_give_the_values_of_spark(ses
     outcome = compare(session, pa.table(columns), expressions, ansi=True, zone="America/New_York")
     assert outcome.differences == []
     assert outcome.equal == len(expressions)
+
+
+_INTERVALS = (
+    *(
+        "1-2",
+        "|1-2",
+        "-0001-002",
+        "1-12",
+        " 1-2\t",
+        "7",
+        "-7",
+        "1 year",
+        "-1 2",
+        "1 2:3",
+        "1 24:00",
+        "61:3",
+        "3:61",
+        "4.",
+    ),
+    *(
+        "1 2:3:4.1234567",
+        "1 2:3:4.1234567891",
+        "10 23:60:00",
+        "1000:59:59.5",
+        "-0.5",
+        "-1.5",
+        ".5",
+        "1  2",
+        "\u0663",
+        "",
+    ),
+    *("interval '-1-2' year to month", "INTERVAL -'-1-2' YEAR TO  MONTH", "INTERVAL - '1-2' YEAR TO MONTH", "-+1-2"),
+    *(
+        "INTERVAL '7' DAY",
+        "INTERVAL '7.5' DAY",
+        "INTERVAL |'5' MINUTE",
+        "INTERVAL -'4.5' SECOND",
+        "interval'7'day",
+        None,
+    ),
+    *("178956970-7", "178956970-8", "-178956970-8", "2147483648", "-2147483648", "106751992", "1537228672809129301"),
+    *(
+        "106751991 04:00:54.775807",
+        "-106751991 04:00:54.775808",
+        "106751991 04:00:54.775808",
+        "2562047789:00",
+        "1-2\x00",
+    ),
+    *("9223372036854.775807", "9223372036854.775808", "-153722867280:54.775808", "99999999999999999999", "\u00a01-2"),
+)
+
+
+@pytest.mark.row("ps.4")
+def test_texts_that_are_cast_to_intervals_give_the_values_of_spark(session: SparkSession) -> None:
+    columns = {name: _repeated(pa.nulls(1, kind), len(_INTERVALS)) for name, (kind, _) in COLUMNS.items()}
+    columns["s"] = pa.array(_INTERVALS)
+    columns["t"] = _repeated(pa.array(["1-2", "1 2:3:4.5"]), len(_INTERVALS))
+    units = ["year", "month", "year to month", "day", "hour", "minute", "second", "day to hour", "day to minute"]
+    units += ["day to second", "hour to minute", "hour to second", "minute to second"]
+    expressions = [
+        *[f"CAST(try_cast(s AS INTERVAL {unit}) AS STRING)" for unit in units],
+        *[f"CAST(CAST(s AS INTERVAL {unit}) AS STRING)" for unit in units[:7]],
+        *["n + CAST(t AS INTERVAL YEAR TO MONTH)", "try_cast(t AS INTERVAL DAY TO SECOND)"],
+    ]
+    for ansi in (True, False):
+        outcome = compare(session, pa.table(columns), expressions, ansi=ansi, zone="UTC")
+        assert outcome.differences == []
+        assert outcome.equal == len(expressions)
 
 
 _OFFSETS = (
