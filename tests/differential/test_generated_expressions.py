@@ -182,6 +182,28 @@ def test_texts_of_csv_and_of_numbers_with_a_pattern_give_the_values_of_spark(ses
     assert outcome.equal == len(expressions)
 
 
+@pytest.mark.row("ps.4")
+def test_corners_of_numbers_urls_and_maps_give_the_values_of_spark(session: SparkSession) -> None:
+    columns = {name: _repeated(pa.nulls(1, kind), 12) for name, (kind, _) in COLUMNS.items()}
+    columns["s"] = pa.array(["M", "22", "abcdefghm", "ABCDEFGH", "2.00", "", "0", "m=e", "MEM", "MEMEMEMEM", None, "x"])
+    urls = ["\ue000", "\u200b", "\xa0", "\x85", "\u2028", "\u0378", "\U000e0001", "\xad", "\ufeff", "\u3000", "é", "😀"]
+    columns["t"] = pa.array([f"http://h.org/a{each}?q={each}#r" for each in urls])
+    doubles = [1e300, -1e300, 1e308, float("inf"), float("-inf"), float("nan"), -0.0, 0.0, 9.3e12, -9.3e12, 1.5, None]
+    columns["d"], columns["f"] = pa.array(doubles), pa.array(doubles).cast(pa.float32())
+    columns["p"] = _repeated(pa.array([decimal.Decimal("2.50"), None], COLUMNS["p"][0]), 12)
+    columns["j"] = _repeated(pa.array([None, 5], pa.int32()), 12)
+    expressions = [
+        *["from_base32(s)", "parse_url(t, 'PATH')", "parse_url(t, 'QUERY', 'q')", "try_parse_url(t, 'REF')"],
+        *["unix_micros(timestamp_seconds(d))", "unix_micros(timestamp_seconds(f))", "CAST(d AS DECIMAL(16, 6))"],
+        *["try_make_timestamp_ltz(2020, 1, 1, 1, 30, d)", "CAST(f AS DECIMAL(38, 2))"],
+        *["map_from_entries(array(struct(d, j)))", "map_concat(map(d, j), map(7D, 1))"],
+        *["pmod(CAST(s AS DOUBLE), p)", "CAST(s AS DOUBLE) % j", "CAST(s AS DOUBLE) / j", "CAST(s AS INT) div j"],
+    ]
+    for ansi in (True, False):
+        outcome = compare(session, pa.table(columns), expressions, ansi=ansi, zone="Europe/Vienna")
+        assert outcome.differences == []
+
+
 _INTERVALS = (
     *(
         "1-2",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -244,14 +245,10 @@ def _to_decimal(source: SparkType, found: tuple[int, int], result: pa.DataType, 
         wide = pa.decimal256(*known)
         return lambda value: to_decimal(value.cast(wide), *found, result, mode)
 
-    single = source == "float"
-
     def exact(number: float) -> decimal.Decimal | None:
-        if number != number or abs(number) == float("inf"):
-            if mode == "ansi":
-                raise bad_cast(number, source, f"decimal({found[0]},{found[1]})")
-            return None
-        return _fitting(decimal.Decimal(texts.double_text(number, single=single)), found, mode)
+        if not math.isfinite(number):
+            return None  # as in Spark, in ANSI mode too
+        return _fitting(decimal.Decimal(texts.double_text(number)), found, mode)
 
     return per_row(exact, result)
 
@@ -416,7 +413,14 @@ def _micros_of_double(seconds: float, mode: str) -> int | None:
         if mode == "ansi":
             raise bad_cast(seconds, "double", "timestamp")
         return None
-    return max(-(1 << 63), min((1 << 63) - 1, int(seconds * _MICROS)))
+    return nearest_long(seconds * _MICROS)
+
+
+def nearest_long(number: float) -> int:
+    """Returns a number without its fraction, or what is nearest to it in 64 bits. NaN is not allowed."""
+    if abs(number) >= 1 << 63:
+        return (1 << 63) - 1 if number > 0 else -(1 << 63)
+    return int(number)
 
 
 def _nested(source: SparkType, target: SparkType, mode: str, zone: str) -> Callable[[Value], Value]:
