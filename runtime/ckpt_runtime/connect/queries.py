@@ -15,7 +15,7 @@ import json
 import logging
 import uuid
 import zipfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -201,8 +201,12 @@ class Queries:
         reason = f": {details.status_reason}" if details.status_reason else ""
         return f"Job {query.job_id} is {status}{reason}", not status.is_globally_terminal
 
-    async def wait(self, queries: Sequence[Query], timeout_s: float | None) -> bool:
-        """Waits until one of the queries has ended; returns False if none ends in time. Raises QueryFailedError."""
+    async def wait(self, queries: Callable[[], Iterable[Query]], timeout_s: float | None) -> bool:
+        """Waits until one of the queries has ended; returns False if none ends in time.
+
+        ``queries`` is called again after each event, as queries may be started meanwhile. If some of those that have
+        ended have failed, raises the QueryFailedError of the last one.
+        """
         changed = asyncio.Event()
         log = await self._dispatcher.event_log()
         stop_listening = log.listen(changed.set)
@@ -210,11 +214,13 @@ class Queries:
             async with asyncio.timeout(timeout_s):
                 while True:
                     changed.clear()
-                    for query in queries:
+                    ended = [query for query in queries() if not await self.is_active(query)]
+                    times = {query: (await self.result(query)).end_time_ms for query in ended}
+                    for query in sorted(ended, key=times.__getitem__, reverse=True):
                         if (failure := await self.failure(query)) is not None:
                             raise failure
-                        if not await self.is_active(query):
-                            return True
+                    if ended:
+                        return True
                     await changed.wait()
         except TimeoutError:
             return False
@@ -235,7 +241,7 @@ class Queries:
                 since = taken if since is None else since
             except (JobTerminated, OperationFailure) as error:
                 logger.debug("query %s: %s", query.id, error)
-            if await self.wait([query], pause_s):
+            if await self.wait(lambda: [query], pause_s):
                 return
             pause_s = min(2 * pause_s, _GREATEST_PAUSE_S)
 
@@ -255,7 +261,7 @@ class Queries:
         except JobTerminated:
             return
         try:
-            await self.wait([query], None)
+            await self.wait(lambda: [query], None)
         except QueryFailedError:
             return  # stop() does not raise in Spark; exception() has the failure
 

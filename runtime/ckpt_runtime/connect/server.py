@@ -449,7 +449,9 @@ class ConnectServer:
                     # PySpark shows what follows the first colon.
                     result.exception.exception_message = f"StreamingQueryException: {failure}"
             case "await_termination":
-                result.await_termination.terminated = await queries.wait([query], _seconds(command.await_termination))
+                result.await_termination.terminated = await queries.wait(
+                    lambda: [query], _seconds(command.await_termination)
+                )
             case "process_all_available":
                 await queries.process_all(query)
             case "explain":
@@ -471,9 +473,10 @@ class ConnectServer:
                     if query.id == command.get_query and await queries.is_active(query):
                         result.query.CopyFrom(_instance(query))
             case "await_any_termination":
-                seconds = _seconds(command.await_any_termination)
-                every = [query for key, query in session.queries.items() if key not in session.reset]
-                result.await_any_termination.terminated = await queries.wait(every, seconds) if every else True
+                result.await_any_termination.terminated = await queries.wait(
+                    lambda: [query for key, query in session.queries.items() if key not in session.reset],
+                    _seconds(command.await_any_termination),
+                )
             case "reset_terminated":
                 session.reset |= {key for key, query in session.queries.items() if not await queries.is_active(query)}
             case other:

@@ -9,8 +9,8 @@ deleted only then, or when no snapshot covers them.
 batch id of the commit. ``foreach`` is called in each subtask, row by row, with the checkpoint's id.
 
 Formats of Spark's batch writer are written in the same way: Spark writes the rows of a checkpoint to a hidden directory
-of the attempt, next to the visible files. When Spark has returned, the directory is renamed to mark it as complete.
-Then each file is moved to its visible name.
+of the attempt, next to the visible files, or next to the staged rows if those are in an object store. When Spark has
+returned, the directory is renamed to mark it as complete. Then each file is moved to its visible name.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ import pyarrow as pa
 from ckpt_runtime.connectors.datasource_rows import batch_of_spark, batch_to_rows, spark_schema, struct_type
 from ckpt_runtime.connectors.file_sink import FileSink, PendingFile, part_of
 from ckpt_runtime.connectors.part_directory import PartDirectory
+from ckpt_runtime.connectors.sink_log import SinkLog
 from ckpt_runtime.frontend.batch_writers import SparkWrite
 from ckpt_runtime.frontend.live_session import frame_of, session_of_query
 from ckpt_runtime.graph.formats import MAX_WAITING_BATCHES
+from ckpt_runtime.graph.source_formats import taken_by_spark
 from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec, UserFunction
 from ckpt_runtime.operators.task_context import copy_for_task, new_task, running
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, Transaction
@@ -41,6 +43,7 @@ from ckpt_runtime.storage.filesystem import (
     make_directory,
     move_file,
     resolve,
+    upload_file,
 )
 
 _PREFIX = "_ckpt-"
@@ -49,16 +52,21 @@ _PREFIX = "_ckpt-"
 class SparkFiles:
     """The output directory of a query that uses one of Spark's file formats."""
 
-    def __init__(self, write: SparkWrite, context: SinkContext) -> None:
+    def __init__(self, write: SparkWrite, context: SinkContext, staged: Location) -> None:
+        """``staged`` is the directory of the staged rows. Raises PlanError for a directory of Spark's own sink."""
         self._write = write
         self._context = context
         self._target = resolve(write.path)
+        self._written = self._target if self._target.is_local else staged
+        """Where Spark writes: it may lack a client for an object store."""
+        if SinkLog(self._target):
+            raise taken_by_spark(write.path)
 
     def publish(self, transaction: Transaction, frame: Callable[[], AbstractContextManager[Any]]) -> None:
         """Makes the rows of a checkpoint visible; ``frame`` is called only if Spark has to write them."""
         complete = self._complete(transaction)
         if not exists(complete):
-            written = self._target.child(f"{complete.name}-a{self._context.attempt}")
+            written = self._written.child(f"{complete.name}-a{self._context.attempt}")
             with frame() as rows:
                 self._write.to(rows, written.url)
             move_file(written, complete)
@@ -74,15 +82,15 @@ class SparkFiles:
         jobs = "|".join((context.job_id, *context.ended_jobs))
         incomplete = re.compile(rf"{_PREFIX}{context.sink_id}-({jobs})-[0-9]+-a[0-9]+")
         try:
-            names = list_names(self._target)
+            names = list_names(self._written)
         except NotFoundError:
             return
         for name in names:
             if incomplete.fullmatch(name):
-                delete_tree(self._target.child(name))
+                delete_tree(self._written.child(name))
 
     def _complete(self, transaction: Transaction) -> Location:
-        return self._target.child(f"{_PREFIX}{transaction.id}")
+        return self._written.child(f"{_PREFIX}{transaction.id}")
 
 
 def _move(source: Location, target: Location) -> None:
@@ -90,7 +98,7 @@ def _move(source: Location, target: Location) -> None:
     for file in files:
         name = file.location.name
         if not name.startswith(("_", ".")):
-            move_file(file.location, target.child(name))
+            (move_file if target.is_local else upload_file)(file.location, target.child(name))
     for directory in directories:
         place = target.child(directory.name)
         make_directory(place, private=False)
@@ -108,7 +116,7 @@ def staged_sink(spec: SinkSpec | CommitterSpec) -> Sink:
 
 class _StagedSink(FileSink):
     def __init__(self, directory: str, function: UserFunction) -> None:
-        parsed = {"path": directory, "maxRecordsPerFile": 0, "onMissing": "fail", "partitionBy": None}
+        parsed = {"path": directory, "maxRecordsPerFile": 0, "onMissing": "fail", "partitionBy": ()}
         super().__init__("foreach", {"path": directory}, parsed)
         # Private like a checkpoint, to which these rows belong.
         self.directory = PartDirectory(directory, private=True)
@@ -178,7 +186,9 @@ class _BatchCommitter(_StagedCommitter):
         self._context = context
         self._session: Any = None
         write = function.call
-        self._files = SparkFiles(write, context) if isinstance(write, SparkWrite) and write.path else None
+        self._files = (
+            SparkFiles(write, context, directory.location) if isinstance(write, SparkWrite) and write.path else None
+        )
         if self._files is not None:
             self._files.clean_up()
 

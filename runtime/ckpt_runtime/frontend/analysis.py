@@ -309,7 +309,7 @@ _EXPRESSIONS = frozenset(
         *("literal", "unresolved_attribute", "unresolved_function", "expression_string", "unresolved_star", "alias"),
         *("cast", "unresolved_regex", "sort_order", "lambda_function", "unresolved_named_lambda_variable", "window"),
         *("unresolved_extract_value", "update_fields", "call_function", "named_argument_expression"),
-        *("common_inline_user_defined_function", "subquery_expression"),
+        *("common_inline_user_defined_function", "subquery_expression", "direct_shuffle_partition_id"),
     }
 )
 """The same for expressions. User functions are Python functions named by a number: Spark deserializes others."""

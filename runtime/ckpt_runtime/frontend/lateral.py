@@ -13,7 +13,9 @@ from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.catalyst import PlanNodes, items, jvm_name, output
 from ckpt_runtime.frontend.typed_plan import Filter, Generate, Project, TypedColumn
 
-_OPERATIONS = frozenset({"Project", "Filter", "Generate", "SubqueryAlias"})
+_NAMES = frozenset({"SubqueryAlias", "SQLFunctionNode"})
+"""Operations that only give a name: to columns, or to what a table function of SQL returns."""
+_OPERATIONS = frozenset({"Project", "Filter", "Generate"}) | _NAMES
 
 
 def read_lateral(reader: PlanNodes, plan: Any, left: int) -> int:
@@ -50,7 +52,7 @@ def _operations(plan: Any) -> list[Any]:
                 "it may compute columns, filter, and call generators such as explode over the columns of one row: "
                 "use functions of arrays, such as aggregate and array_max, or join a table",
             )
-        if name != "SubqueryAlias":
+        if name not in _NAMES:
             found.append(plan)
         plan = plan.child()
     return found[::-1]

@@ -102,7 +102,10 @@ class PlanReader(PlanNodes):
             return read_stateful(self, name, plan, inputs)
         read = _READERS.get(name)
         if read is None:
-            raise UnsupportedExpressionError(f"the operation {name}", "the engine does not run it on streams")
+            why = "the engine does not run it on streams"
+            if name.startswith("FlatMapGroups"):
+                why = "its groups would be those of a micro-batch: use transformWithState, or call it in foreachBatch"
+            raise UnsupportedExpressionError(f"the operation {name}", why)
         return read(self, plan, inputs)
 
     def _project(self, plan: Any, inputs: tuple[int, ...]) -> int:

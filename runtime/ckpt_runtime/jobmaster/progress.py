@@ -30,6 +30,8 @@ _SUFFIX = "-sink"
 _SOURCES = ("source", "range_reader")
 """The kinds of operators that read rows; enumerators send them splits."""
 _OFFSETS = ("startOffset", "endOffset", "latestOffset")
+_DEDUPLICATE = ("dedupe", "dedupeWithinWatermark")
+"""The operators with state that pass a row or drop it, as late or as a duplicate."""
 _LATEST_MS = 253_402_300_799_999
 """The end of the year 9999."""
 
@@ -309,6 +311,9 @@ def _source(
 
 def _state(totals: OperatorTotals) -> dict[str, Any]:
     """An operator with state. Spark's times of parts of a batch have no meaning between checkpoints."""
+    custom = {}
+    if totals.state in _DEDUPLICATE:
+        custom["numDroppedDuplicateRows"] = totals.rows_in - totals.late - totals.rows_out
     return {
         "operatorName": totals.state,
         "numRowsTotal": totals.stored_rows or 0,
@@ -321,6 +326,7 @@ def _state(totals: OperatorTotals) -> dict[str, Any]:
         "numRowsDroppedByWatermark": totals.late,
         "numShufflePartitions": totals.subtasks,
         "numStateStoreInstances": totals.subtasks,
+        "customMetrics": custom,
     }
 
 

@@ -561,6 +561,17 @@ def move_file(source: Location, target: Location) -> None:
         source.filesystem.mv(source.path, target.path)
 
 
+def upload_file(source: Location, target: Location) -> None:
+    """Moves a local file to another file system, where it becomes visible as a whole. One of its name is replaced."""
+    place = target if target.is_object_store else target.parent.child(f".{target.name}.tmp")
+    with naming("write", target):
+        target.filesystem.makedirs(target.parent.path, exist_ok=True)
+        target.filesystem.put_file(source.path, place.path)
+        if place is not target:
+            target.filesystem.mv(place.path, target.path)
+    delete_file(source)
+
+
 def is_temporary_name(name: str) -> bool:
     """Whether a name is that of a file that its writer has not published yet."""
     return name.startswith(".") and name.endswith(".tmp")

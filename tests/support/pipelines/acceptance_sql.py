@@ -68,6 +68,7 @@ program("append", rows=([1, 2], [3, None]))(
     columns_and_values_as_arguments_of_sql=lambda rows: rows.sparkSession.sql(
         "SELECT {c} + {n} AS n FROM {t}", c=rows.v, n=7, t=rows
     ),
+    rows_in_named_partitions=lambda rows: rows.repartitionById(2, F.col("v") % 2),
     names_of_functions_in_identifier=lambda rows: rows.sparkSession.sql(
         "SELECT IDENTIFIER(:f)(v) AS n FROM {t}", {"f": "abs"}, t=rows
     ),
@@ -93,6 +94,16 @@ def variables_of_a_session(rows: DataFrame) -> DataFrame:
 def functions_of_sql(rows: DataFrame) -> DataFrame:
     rows.sparkSession.sql("CREATE OR REPLACE TEMPORARY FUNCTION twice(x INT) RETURNS INT RETURN x * 2")
     return rows.selectExpr("twice(v) + 1 AS n")
+
+
+@program("append", schemas=LISTS, rows=LISTED)
+def table_functions_of_sql(rows: DataFrame) -> DataFrame:
+    body = "SELECT e, upper(t) FROM explode(sequence(1, n % 3 + 1)) AS g(e)"
+    parameters = "n LONG, t STRING DEFAULT 'k'"
+    rows.sparkSession.sql(
+        f"CREATE OR REPLACE TEMPORARY FUNCTION spread({parameters}) RETURNS TABLE (e INT, name STRING) RETURN {body}"
+    )
+    return rows.sparkSession.sql("SELECT k, e, name FROM {t}, LATERAL spread(k) AS s(e, name) WHERE e > 1", t=rows)
 
 
 @program("append", rows=([1, 2], [3, None]))

@@ -91,6 +91,17 @@ def seen(spark: SparkSession, directory: Path) -> dict[str, Any]:
     repaired = processed(quotients("CAST(try_divide(8, v) AS INT)").start())
     found["repaired"] = [whole.id == failed.id == repaired.id, rows_of("quotients")]
 
+    streams = spark.streams
+    streams.resetTerminated()
+    found["none has ended"] = streams.awaitAnyTermination(0.2)
+    failing = lines.selectExpr("8 DIV v AS v").writeStream.format("noop").start()
+    found["one has failed"] = [refusal(failing.awaitTermination), refusal(streams.awaitAnyTermination)]
+    processed(lines.writeStream.format("noop").start())
+    found["another one has ended"] = refusal(streams.awaitAnyTermination)
+    streams.resetTerminated()
+    processed(lines.writeStream.format("noop").start())
+    found["one has ended"] = streams.awaitAnyTermination(60)
+
     lines.createOrReplaceTempView("lines")
     lines.selectExpr("v + 1 AS w").createOrReplaceTempView("next")
     spark.range(2).createOrReplaceTempView("lines")

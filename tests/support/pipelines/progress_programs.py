@@ -35,7 +35,9 @@ def queries(rows: DataFrame) -> dict[str, DataFrame]:
         .where("quantity > 0")
         .observe("positive", F.count("*").alias("rows"), F.min("quantity").alias("least")),
         "windows": timed.groupBy(F.window("placed_at", "1 hour"), "country").agg(F.count("*").alias("orders")),
-        "distinct": timed.dropDuplicates(["country", "placed_at"]).select("country"),
+        "distinct": timed.withColumn("copy", F.explode(F.array(F.lit(1), F.lit(2))))
+        .dropDuplicates(["country", "placed_at"])
+        .select("country"),
         "joined": timed.select("country", "placed_at", "quantity").join(
             timed.where("quantity > 6").selectExpr("country AS place", "placed_at AS later"),
             F.expr("country = place AND later BETWEEN placed_at AND placed_at + INTERVAL 1 MINUTE"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import stat
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ckpt_runtime.connectors.staged_sinks import _BatchCommitter, staged_sink
 from ckpt_runtime.frontend.batch_writers import SparkWrite
 from ckpt_runtime.graph.specs import SinkSpec, UserFunction
 from ckpt_runtime.sinks import CommitOutcome, SinkContext, Transaction
+from ckpt_runtime.storage.filesystem import Location, list_names, move_file, upload_file
 from tests.unit.runtime.connectors.harness import JOB, SINK, context, opened
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -50,9 +51,11 @@ class Committer(_BatchCommitter):
 class World:
     """Staged rows of one checkpoint, and a committer for each attempt."""
 
-    def __init__(self, directory: Path) -> None:
-        self.out, self.staging = directory / "out", directory / "staged"
-        self.function = UserFunction(ArrowWrite("csv", {}, ("part",), str(self.out)), None)
+    def __init__(self, directory: Path, out: Location) -> None:
+        self.out, self.staging = out, directory / "staged"
+        self.written = Path(out.path) if out.is_local else self.staging
+        """Where the files are before they are visible."""
+        self.function = UserFunction(ArrowWrite("csv", {}, ("part",), out.url), None)
         operator = PreparingSinkOperator(
             staged_sink(SinkSpec("foreachBatch", {"path": str(self.staging)}, self.function))
         )
@@ -70,12 +73,13 @@ class World:
         return self.committer(attempt).commit(TRANSACTION, self.committables)
 
     def rows(self) -> list[int]:
-        return sorted(
-            n for file in self.out.rglob("part=*/part-*.csv") for n in pc.read_csv(file).column("n").to_pylist()
-        )
+        files = [file for file in self.out.filesystem.find(self.out.path) if "/part=" in file]
+        assert all(file.endswith(".csv") for file in files)
+        tables = [pc.read_csv(pa.BufferReader(self.out.filesystem.cat_file(file))) for file in files]
+        return sorted(n for table in tables for n in table.column("n").to_pylist())
 
     def left(self) -> list[str]:
-        names = [path.name for path in (*self.out.iterdir(), *self.staging.iterdir())]
+        names = [*list_names(self.out), *(path.name for path in self.staging.iterdir())]
         return [name for name in names if not name.startswith("part=")]
 
 
@@ -84,8 +88,8 @@ class Crash(BaseException):
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path, base: Location) -> World:
+    return World(tmp_path, base.child("out"))
 
 
 @pytest.mark.row("ends.5")
@@ -94,17 +98,19 @@ def test_commit_that_a_crash_interrupts_is_completed_by_the_next_attempt(
     world: World, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     moves = 0
-    move, finish = staged_sinks.move_file, staged_sinks.SparkFiles.finish
-    discard = PartDirectory.discard
+    finish, discard = staged_sinks.SparkFiles.finish, PartDirectory.discard
 
-    def crashing_move(source: Any, target: Any) -> None:
-        nonlocal moves
-        moves += 1
-        if (step, moves) == ("written", 1):
-            raise Crash
-        move(source, target)
-        if (step, moves) in (("completed", 1), ("moving", 3)):
-            raise Crash
+    def crashing(move: Callable[[Location, Location], None]) -> Callable[[Location, Location], None]:
+        def crashing_move(source: Location, target: Location) -> None:
+            nonlocal moves
+            moves += 1
+            if (step, moves) == ("written", 1):
+                raise Crash
+            move(source, target)
+            if (step, moves) in (("completed", 1), ("moving", 3)):
+                raise Crash
+
+        return crashing_move
 
     def crashing_discard(directory: PartDirectory, part: PartName) -> None:
         if step == "moved":
@@ -116,7 +122,8 @@ def test_commit_that_a_crash_interrupts_is_completed_by_the_next_attempt(
             raise Crash
         finish(files, transaction)
 
-    monkeypatch.setattr(staged_sinks, "move_file", crashing_move)
+    monkeypatch.setattr(staged_sinks, "move_file", crashing(move_file))
+    monkeypatch.setattr(staged_sinks, "upload_file", crashing(upload_file))
     monkeypatch.setattr(staged_sinks.SparkFiles, "finish", crashing_finish)
     monkeypatch.setattr(PartDirectory, "discard", crashing_discard)
     with pytest.raises(Crash):
@@ -139,6 +146,6 @@ def test_incomplete_output_of_an_attempt_is_removed_and_completed_output_stays(w
     ]
     own = [f"_ckpt-{TRANSACTION.id}-a0", f"_ckpt-{SINK.sink_id}-{'d' * 32}-6-a3"]
     for name in (*others, *own):
-        (world.out / name).mkdir(parents=True)
+        (world.written / name).mkdir(parents=True)
     world.committer(1, ended=("d" * 32,)).close()
-    assert sorted(path.name for path in world.out.iterdir()) == sorted(others)
+    assert sorted(path.name for path in world.written.glob("_*")) == sorted(others)

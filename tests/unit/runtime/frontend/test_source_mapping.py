@@ -218,3 +218,23 @@ def test_bad_records_of_json_are_refused_for_a_query_that_leaves_out_columns(
         check_pruned(source, 0, (of_source, *nodes))
     check_pruned(CapturedSource("json", {**columns, "badRows": "drop"}, ""), 0, (of_source, *nodes))
     check_pruned(CapturedSource("csv", columns, ""), 0, (of_source, *nodes))
+
+
+def test_files_that_spark_writes_for_an_object_store_need_a_directory_for_staged_rows() -> None:
+    def planned(format_: str, location: str) -> LogicalPlan:
+        capture = Capture({}, lambda _: [("value", "string")], lambda _key, _value: None)
+        capture.sources[7] = CapturedSource("text", {"path": "/data"}, "value STRING")
+        options = {"checkpointLocation": location}
+        start = WriteStreamOperationStart(format=format_, path="s3://b/out", output_mode="append", options=options)
+        analysis = Analysis(columns=COLUMNS, nodes=(Source(columns=COLUMNS, plan_id=7),))
+        capture.queries.append(CapturedQuery(start, analysis))
+        plan = LogicalPlan("job")
+        add_queries(capture, plan, lambda name: name)
+        return plan
+
+    assert planned("xml", "/state").nodes[-1].spec.options == {"path": "/state/staged"}  # type: ignore[union-attr]
+    assert planned("text", "s3://b/state").nodes
+    with pytest.raises(
+        PlanError, match=r"'path': Spark writes format 'orc' to a directory .* not to 's3://b/state', or"
+    ):
+        planned("orc", "s3://b/state")

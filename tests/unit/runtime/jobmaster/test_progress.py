@@ -110,6 +110,13 @@ def test_rows_of_an_aborted_checkpoint_are_part_of_the_next_report_and_its_level
     assert report["stateOperators"][0]["numRowsUpdated"] == 10
 
 
+def test_rows_that_are_neither_late_nor_passed_on_are_duplicates() -> None:
+    progress = JobProgress(JOB, QUERY, 0)
+    state = OperatorMeasures("state", "dedupe", rows_in=12, rows_out=7, late=2, updated=7)
+    report = complete(progress, 1, [[read(1, 12)]], Interval(1, (state, OperatorMeasures("out-sink", rows_in=7))))
+    assert report["stateOperators"][0]["customMetrics"] == {"numDroppedDuplicateRows": 3}
+
+
 def test_interval_that_an_earlier_checkpoint_has_reported_is_not_reported_again() -> None:
     progress = JobProgress(JOB, QUERY, 0)
     complete(progress, 1, [[read(1, 30)]], written(1, 9, 6))
