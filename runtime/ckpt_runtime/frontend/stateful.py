@@ -92,6 +92,17 @@ def _check_sessions(mode: str, nodes: Sequence[PlanNode]) -> None:
             raise PlanError("outputMode", "session windows cannot be updated, as in Spark; use append")
         if len(node.keys) == 1:
             raise PlanError("session_window", "it needs another column in groupBy, as in Spark")
+        keys = nodes[node.inputs[0]]
+        sets = nodes[keys.inputs[0]] if isinstance(keys, Project) else keys
+        if not (isinstance(keys, Project) and isinstance(sets, Expand)):
+            continue
+        session = keys.expressions[node.session]
+        if any(isinstance(row[at], Literal) for row in sets.rows for at in columns_of([session])):
+            raise PlanError(
+                "session_window",
+                "rollup, cube and groupingSets without it make rows that are in no session, with which Spark's query "
+                "fails: name it in each set of groupingSets, or write each grouping by a query of its own",
+            )
 
 
 def _check_filter_of_sessions(node: Filter, nodes: Sequence[PlanNode]) -> None:

@@ -370,6 +370,17 @@ def sessions_joined_with_windows(rows: DataFrame) -> DataFrame:
 # Calls that many programs make
 
 
+program("append", schemas=PAIRS, rows=EVENTS)(
+    sets_of_groupings_with_sessions_in_each=lambda rows: (
+        timed(rows)
+        .groupingSets([["session_window", "k"], ["session_window"]], F.session_window("t", "10 seconds"), "k")
+        .count()
+        .selectExpr("k", *seconds("session_window"), "count")
+    ),
+    rollup_of_sessions=lambda rows: timed(rows).rollup(F.session_window("t", "10 seconds"), "k").count(),
+)
+
+
 @program("append", schemas=PAIRS, rows=EVENTS)
 def renamed_and_replaced_columns(rows: DataFrame) -> DataFrame:
     frame = rows.withColumns({"w": F.col("v") * 2, "k2": F.concat_ws("-", "k", "v")}).withColumnsRenamed({"k2": "name"})

@@ -6,12 +6,13 @@ import msgspec
 import pytest
 from pyspark.sql.connect.proto import Relation
 
-from ckpt_runtime.expressions.nodes import Call, Column, Literal
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.frontend.analysis import _checked
 from ckpt_runtime.frontend.stateful import check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Deduplicate,
+    Expand,
     Filter,
     Join,
     Limit,
@@ -89,6 +90,20 @@ def test_condition_over_the_bounds_of_sessions_and_no_aggregate_is_refused(
         return
     with pytest.raises(PlanError, match="before rows that are close become one session"):
         check_output_mode("append", nodes)
+
+
+@pytest.mark.parametrize("mode", ["append", "complete"])
+def test_sets_of_groupings_of_which_one_lacks_the_session_are_refused(mode: str) -> None:
+    key, session = Column(0, "integer"), Column(1, "timestamp")
+    keys = Project(columns=(), inputs=(1,), expressions=(session, key))
+    grouped = Aggregate(columns=(), inputs=(2,), keys=(0, 1), aggregates=(), event_time=0, session=0)
+
+    def plan(*rows: tuple[Expression, ...]) -> tuple[PlanNode, ...]:
+        return SOURCE, Expand(columns=(), inputs=(0,), rows=rows), keys, grouped
+
+    assert check_output_mode(mode, plan((key, session), (Literal(None, "integer"), session))) == mode
+    with pytest.raises(PlanError, match="session_window.*rollup, cube.*name it in each set of groupingSets"):
+        check_output_mode(mode, plan((key, session), (key, Literal(None, "timestamp"))))
 
 
 @pytest.mark.parametrize(("mode", "allowed"), [("append", True), ("update", False), ("complete", True)])
