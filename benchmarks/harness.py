@@ -414,6 +414,8 @@ def spark_beside(parallelism: int, memory: str) -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": str(parallelism),
         "spark.sql.session.timeZone": "UTC",
     }
+    # Spark would start the first python3 of the path, which may lack the packages of this interpreter.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     session = SparkSession.builder.master(f"local[{parallelism}]").config(map=settings).getOrCreate()
     try:
         yield session

@@ -34,7 +34,7 @@ class LargeValues(StatefulProcessor):
         self._value_bytes = value_bytes
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        # Random, so that no compression makes the state smaller than it says.
+        # Random, so that compression makes only values smaller that overlap.
         self._pool = random.Random(0).randbytes(POOL_BYTES)
         self._values = handle.getValueState("values", "count BIGINT, bytes BINARY")
 

@@ -11,14 +11,19 @@ import re
 from collections.abc import Iterator
 from itertools import cycle, product
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.support.generated_parity import COLUMNS, Outcome, compare, examples_of, expressions, tables
+from ckpt_runtime.graph.aggregates import GroupAggregate
+from ckpt_runtime.operators.aggregates.accumulator import Rows
+from ckpt_runtime.operators.aggregates.registry import accumulator_for
+from tests.support.generated_parity import COLUMNS, Outcome, compare, examples_of, expressions, shown, tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -357,3 +362,60 @@ def test_intervals_of_numbers_and_encrypted_texts_give_the_values_of_spark(sessi
     outcome = compare(session, pa.table(columns), expressions, ansi=True, zone="UTC")
     assert outcome.differences == []
     assert outcome.equal == len(expressions)
+
+
+def _vectors(count: int) -> list[list[float | None] | None]:
+    """Vectors of up to 30 elements: long enough for several sums of eight. Some have nulls, NaN or infinity."""
+    random = Random(7)
+    vectors: list[list[float | None] | None] = [None, [], [0.0], [-0.0, -0.0], [3e38] * 9, [1e-45, None]]
+    odd = (None, float("nan"), float("inf"), float("-inf"), -0.0)
+    while len(vectors) < count:
+        vector: list[float | None] = [
+            random.gauss(0, 10 ** random.randint(-3, 3)) for _ in range(random.randint(1, 30))
+        ]
+        if len(vectors) % 5 == 0:
+            vector[random.randrange(len(vector))] = random.choice(odd)
+        vectors.append(vector)
+    return vectors
+
+
+@pytest.mark.row("ps.4")
+def test_functions_of_vectors_give_the_values_of_spark(session: SparkSession) -> None:
+    vectors = _vectors(60)
+    columns = {name: pa.nulls(len(vectors), kind) for name, (kind, _) in COLUMNS.items()}
+    columns["at"] = pa.array(vectors).cast(pa.list_(pa.string()))
+    columns["j"] = _repeated(pa.array([1, 2], pa.int32()), len(vectors))
+    given, other = "CAST(at AS ARRAY<FLOAT>)", "reverse(CAST(at AS ARRAY<FLOAT>))"
+    pairs = [f"vector_{name}" for name in ("cosine_similarity", "inner_product", "l2_distance")]
+    degrees = ("1.0F", "2.0F", "float('inf')", "CAST(j AS FLOAT)", "3.0F", "CAST(NULL AS FLOAT)")
+    expressions = [
+        *[f"{name}({given}, {other})" for name in pairs],
+        *[f"{name}(array(1.5F, -2.0F, 0.1F), array(float(j), 0.25F, 3.0F))" for name in pairs],
+        *[f"{name}({given}, array(1.0F))" for name in pairs],
+        *[f"{name}({given}, {degree})" for name in ("vector_norm", "vector_normalize") for degree in degrees],
+        *[f"{name}({given})" for name in ("vector_norm", "vector_normalize")],
+    ]
+    outcome = compare(session, pa.table(columns), expressions, ansi=True, zone="UTC")
+    assert outcome.differences == []
+    assert outcome.equal == len(expressions)
+
+
+@pytest.mark.row("ps.3")
+@pytest.mark.parametrize(("name", "function"), [("vector_sum", "VectorSum"), ("vector_avg", "VectorAvg")])
+def test_aggregates_of_vectors_give_the_values_of_spark(session: SparkSession, name: str, function: str) -> None:
+    kind = pa.list_(pa.float32())
+    cut = [None if each is None else each[: len(each) % 7] for each in _vectors(400)]
+    keys = [99 if each is None else len(each) + 7 * (at % 2) for at, each in enumerate(cut)]
+    table = pa.table({"k": keys, "v": pa.array(cut, kind)})
+    frame = session.createDataFrame(table).coalesce(1)
+    wanted = {row["k"]: row["v"] for row in frame.groupBy("k").agg({"v": name}).toDF("k", "v").toArrow().to_pylist()}
+    accumulator = accumulator_for(GroupAggregate(function, ("v",), "v", kind), table.schema)
+    state = [pa.array([], field.type) for field in accumulator.stored]
+    known, numbers = pa.array([], pa.int64()), np.empty(0, dtype=np.uint32)
+    for batch in table.to_batches(max_chunksize=90):
+        known = pa.concat_arrays([known, batch["k"]]).unique()
+        groups = np.array([known.index(key).as_py() for key in batch["k"]], dtype=np.uint32)
+        state = accumulator.combined(len(known), Rows(numbers, state), Rows(groups, [batch["v"]]))
+        numbers = np.arange(len(known), dtype=np.uint32)
+    found = dict(zip(known.to_pylist(), accumulator.result(state).to_pylist(), strict=True))
+    assert {key: shown(value) for key, value in found.items()} == {key: shown(value) for key, value in wanted.items()}

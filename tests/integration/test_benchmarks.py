@@ -231,7 +231,8 @@ def test_savepoint_measures_and_checks_itself() -> None:
         "cpu_us_per_row_none",
         "cpu_us_per_row_during",
     }
-    assert document["canonical_bytes"] > 4_000_000
+    # The values are pieces of the same 4 MB of random bytes, of which a file has each once.
+    assert document["canonical_bytes"] > 3_000_000
     assert "went on from canonical" in said
 
 
