@@ -79,7 +79,7 @@ def in_spark(spark: SparkSession, program: Program, directory: Path) -> Outcome:
     query = None
     try:
         frame = acceptance.frame_of(session, program, str(directory))
-        writer = frame.writeStream.outputMode(program.mode).trigger(availableNow=True)
+        writer = frame.writeStream.outputMode(program.mode).trigger(**{program.trigger: True})
         writer = writer.foreachBatch(acceptance.written_to(output))
         query = writer.option("checkpointLocation", str(directory / "spark-checkpoint")).start()
         query.awaitTermination()
@@ -93,7 +93,7 @@ def _is_analysis(error: PySparkException) -> bool:
     return "AnalysisException" in f"{type(error).__name__} {error}"
 
 
-def in_engine(cluster: MiniCluster, program: Program, directory: Path) -> Outcome:
+def in_engine(cluster: MiniCluster, program: Program, directory: Path, parallelism: int = 0) -> Outcome:
     output, family = directory / "engine", program.build.__module__.rpartition(".")[2]
     try:
         job = cluster.submit(
@@ -101,7 +101,7 @@ def in_engine(cluster: MiniCluster, program: Program, directory: Path) -> Outcom
             entry=f"{family}:pipeline",
             arguments=[program.name, str(directory), str(output)],
             configuration=fast(restart_strategy__type="none"),
-            parallelism=2 if family == "acceptance_batches" else 1,
+            parallelism=parallelism or (2 if family == "acceptance_batches" else 1),
         )
     except SubmissionFailed as error:
         return "refused", str(error)
@@ -130,17 +130,21 @@ def test_program_of_sparks_suites_gives_the_rows_of_spark(
 
 
 @pytest.mark.parametrize(
-    "name", ["windows_that_no_empty_batch_removes", pytest.param("windows_of_late_rows", marks=pytest.mark.long)]
+    "name",
+    [
+        *("windows_that_no_empty_batch_removes", "windows_with_one_batch_in_each_run"),
+        pytest.param("windows_of_late_rows", marks=pytest.mark.long),
+    ],
 )
 def test_event_time_of_the_last_batch_counts_in_the_next_run_as_in_spark(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path, name: str
 ) -> None:
     program = PROGRAMS[name]
-    for batches in (2, 3, 5):
+    for batches, parallelism in ((2, 2), (3, 3), (5, 1)):
         arrived = replace(program, inputs={"rows": program.inputs["rows"][:batches]})
         write(arrived, tmp_path)
         wanted = in_spark(spark, arrived, tmp_path)
-        assert in_engine(cluster, arrived, tmp_path) == wanted, batches
+        assert in_engine(cluster, arrived, tmp_path, parallelism) == wanted, batches
 
 
 @pytest.mark.long

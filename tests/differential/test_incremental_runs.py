@@ -89,7 +89,8 @@ def calls(directory: Path) -> dict[int, list[str]]:
     ("name", "parallelism", "interval", "kills"),
     [
         ("short", 2, "1 h", ()),  # a batch without rows has a call, too
-        pytest.param("once", 2, "1 h", (), marks=pytest.mark.long),
+        ("unlimited", 2, "20 ms", ()),  # each run is one batch; that of the first run gives no rows
+        pytest.param("once", 2, "20 ms", (), marks=pytest.mark.long),
         pytest.param("reader", 2, "20 ms", STEPS, marks=pytest.mark.long),
         pytest.param("rows", 1, "20 ms", STEPS, marks=pytest.mark.long),
         pytest.param("rows", 3, "20 ms", STEPS, marks=pytest.mark.long),
@@ -140,7 +141,7 @@ def test_function_is_called_with_the_rows_and_ids_of_sparks_batches_and_reports_
         assert [*of_engine.values()] == [values for values in of_spark.values() if values]
     else:
         assert of_engine == of_spark
-        assert len(of_engine) == (len(FILES) if name == "once" else sum(map(len, FILES)))
+        assert len(of_engine) == (len(FILES) if name in ("once", "unlimited") else sum(map(len, FILES)))
         assert not [*faults.iterdir()], "each kill has happened"
 
 

@@ -24,7 +24,8 @@ USED = {
 }
 """What makes the other options matter."""
 LEFT_OUT = {
-    False: {"execution.checkpointing.timeout"},  # no checkpoint completes within its least value
+    # No checkpoint completes within the least timeout, and the job would end at once.
+    False: {"execution.checkpointing.timeout", "execution.stop-after"},
     True: {"execution.checkpointing.min-pause"},  # a second checkpoint would never come
 }
 """By whether the greatest value is taken."""

@@ -36,7 +36,7 @@ from ckpt_runtime.connectors.file_sink import (
 )
 from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory, PartName, is_visible_part, owner_of
 from ckpt_runtime.graph.compiler import COMMITTER_SUFFIX
-from ckpt_runtime.graph.formats import partition_columns, target_file_size
+from ckpt_runtime.graph.formats import partition_columns
 from ckpt_runtime.sinks import CommitOutcome, SinkCommitter, SinkContext, SinkWriter, Transaction
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.filesystem import discard_file, naming, reason_of
@@ -127,7 +127,7 @@ class DeltaCommitter(SinkCommitter):
         self._keys = partition_columns(options, schema)
         self._compression = options["compression"]
         self._merges = bool(options["mergeSchema"])
-        self._target_size = 0 if overwrites else target_file_size(options)
+        self._target_size = 0 if overwrites else options["targetFileSize"]
         self._user_metadata: str | None = options["userMetadata"]
         self._small_bytes: int | None = None
         """The size of all files that are worth merging; None before the first commit of this attempt."""

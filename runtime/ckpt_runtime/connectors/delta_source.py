@@ -10,6 +10,7 @@ to the table.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -27,11 +28,8 @@ from ckpt_runtime.graph.delta_options import (
     check_columns,
     check_partitions,
     check_readable,
-    excluded_paths,
-    most_bytes,
     open_table,
     starting_ms,
-    starting_version,
 )
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.sources import (
@@ -89,7 +87,7 @@ class DeltaSource(BuiltInSource):
         self, schema: pa.Schema, state: Any, reading: Sequence[tuple[Split, Any]], position: StartPosition
     ) -> Any:
         """As a new job with one of the options does: ``earliest`` are all rows that the table has now."""
-        start: dict[str, str | None] = {"startingVersion": None, "startingTimestamp": None}
+        start: dict[str, Any] = {"startingVersion": None, "startingTimestamp": None}
         match position.kind:
             case "latest":
                 start["startingVersion"] = LATEST_VERSION
@@ -97,7 +95,7 @@ class DeltaSource(BuiltInSource):
                 assert position.time_ms is not None
                 start["startingTimestamp"] = datetime.fromtimestamp(position.time_ms / 1000, UTC).isoformat()
             case "offsets":
-                start["startingVersion"] = str(single_offset(position.offsets, "version", least=0))
+                start["startingVersion"] = single_offset(position.offsets, "version", least=0)
         return DeltaEnumerator({**self._values, **start}, schema, None, bounded=False).snapshot()
 
     def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
@@ -145,8 +143,8 @@ class DeltaEnumerator(SplitEnumerator):
     def __init__(self, options: dict[str, Any], schema: pa.Schema, state: Any, *, bounded: bool) -> None:
         self._options = options
         self._schema = schema
-        self._most_bytes = most_bytes(options)
-        self._excluded = excluded_paths(options)
+        self._most_bytes: int | None = options["maxBytesPerTrigger"]
+        self._excluded: re.Pattern[str] | None = options["excludeRegex"]
         self._root = resolve(options["path"])
         self._path = self._root.path if self._root.is_local else options["path"]
         table = open_table(self._path)
@@ -202,7 +200,7 @@ class DeltaEnumerator(SplitEnumerator):
 
     def _start(self, table: Any) -> tuple[int, bool]:
         """The version to begin with, and whether all files of the table at that version are read first."""
-        version, moment_ms = starting_version(self._options), starting_ms(self._options)
+        version, moment_ms = self._options["startingVersion"], starting_ms(self._options)
         if version == LATEST_VERSION:
             return table.version() + 1, False
         if isinstance(version, int):

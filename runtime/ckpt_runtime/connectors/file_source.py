@@ -28,7 +28,6 @@ from ckpt_runtime.expressions import texts
 from ckpt_runtime.expressions.functions.casts import caster
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.graph.bad_rows import bad_rows_of, marked, taken_apart
-from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.source_formats import (
     SINK_LOG,
@@ -150,7 +149,7 @@ class FileEnumerator(SplitEnumerator):
         self._most_bytes: int | None = options["maxBytesPerTrigger"]
         # Spark ignores the maximum age in this case, too: old files would be dropped before they were read.
         aged = not (options["latestFirst"] and (self._most_files or self._most_bytes))
-        self._max_age_ms = duration_ms("maxFileAge", options["maxFileAge"], "ms") if aged else None
+        self._max_age_ms = options["maxFileAge"] if aged else None
         self._there: deque[tuple[FileEntry, dict[str, str | None]]] | None = None
         self._log = SinkLog(self._root)
 

@@ -30,7 +30,6 @@ from ckpt_runtime.connectors.kafka_reader import (
     place,
 )
 from ckpt_runtime.connectors.splits import BuiltInSource
-from ckpt_runtime.expressions.regex import compile_java
 from ckpt_runtime.graph.kafka_options import (
     EARLIEST,
     LATEST,
@@ -204,7 +203,7 @@ class _Brokers:
                 )
             return asked & there
         if wanted.pattern is not None:
-            names = [name for name in topics if compile_java(wanted.pattern).fullmatch(name)]
+            names = [name for name in topics if wanted.pattern.fullmatch(name)]
         else:
             for name in wanted.topics:
                 error = topics[name].error if name in topics else None

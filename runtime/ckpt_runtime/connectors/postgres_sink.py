@@ -32,8 +32,7 @@ import pyarrow as pa
 from ckpt_runtime.connectors.part_directory import CommitError
 from ckpt_runtime.connectors.postgres_values import TableColumn, values_of
 from ckpt_runtime.graph.formats import sink_options
-from ckpt_runtime.graph.options import duration_ms
-from ckpt_runtime.graph.postgres_options import database_types, import_driver, key_columns, server_of
+from ckpt_runtime.graph.postgres_options import database_types, import_driver, server_of
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
 COMMITS, STAGED = "ckpt_commits", "ckpt_staged"
@@ -65,8 +64,7 @@ class PostgresSink(Sink):
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
         self.parsed = sink_options("postgresql", options)
-        timeout = self.parsed["stagedRowsTimeout"]
-        self._timeout_ms = None if timeout is None else duration_ms("stagedRowsTimeout", timeout, "s")
+        self._timeout_ms: float | None = self.parsed["stagedRowsTimeout"]
 
     @classmethod
     def name(cls) -> str:
@@ -249,7 +247,7 @@ class PostgresWriter(SinkWriter):
         self._prepares = bool(options["preparedTransactions"])
         self._columns = [name for name in schema.names if name != self._marker]
         try:
-            self._table = self._checked_columns(schema, key_columns(options))
+            self._table = self._checked_columns(schema, options["keys"])
         except ValueError:
             database.close()
             raise
@@ -371,7 +369,7 @@ class PostgresCommitter(SinkCommitter):
         self._database = database
         self._marker = options["deleteColumn"]
         self._columns = [name for name in schema.names if name != self._marker]
-        self._keys = key_columns(options)
+        self._keys: tuple[str, ...] = options["keys"]
         database.prepare()
 
     def commit(self, transaction: Transaction, committables: Sequence[StagingTable]) -> CommitOutcome:

@@ -29,8 +29,7 @@ import pyarrow as pa
 from ckpt_runtime.connectors.postgres_sink import Database
 from ckpt_runtime.connectors.splits import BuiltInSource
 from ckpt_runtime.failure_report import printable
-from ckpt_runtime.graph.options import duration_ms
-from ckpt_runtime.graph.postgres_options import LATEST, import_driver, readable_types, settle_ms, starting_value
+from ckpt_runtime.graph.postgres_options import LATEST, import_driver, readable_types
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sources import (
@@ -163,7 +162,7 @@ class GrowingTable:
         self._column = options["growingColumn"]
         self._is_time = pa.types.is_timestamp(schema.field(self._column).type)
         self._has_zone = self._is_time and schema.field(self._column).type.tz is not None
-        self._settle_ms = settle_ms(options)
+        self._settle_ms: float | None = options["settleTime"]
         self._schema = schema
         self._database = Database(options)
         try:
@@ -385,7 +384,7 @@ class PostgresEnumerator(SplitEnumerator):
         self._bounded = bounded
         self._upto: int | None = None if state is None else state["upto"]
         self._splits = 0 if state is None else state["splits"]
-        start = starting_value(options)
+        start = options["startingValue"]
         self._is_first = state is None or not state["looked"]
         self._skips = self._is_first and start == LATEST
         if self._is_first and isinstance(start, int):
@@ -440,7 +439,7 @@ class PostgresEnumerator(SplitEnumerator):
 
     def _watch(self) -> None:
         """Looks for settled values periodically."""
-        pause_s = duration_ms("pollInterval", self._options["pollInterval"], "ms") / 1000
+        pause_s = self._options["pollInterval"] / 1000
         sent: int | None = self._upto
         try:
             with closing(_Connection(self._options, self._schema, self._closed)) as connection:
@@ -468,7 +467,7 @@ class PostgresEnumerator(SplitEnumerator):
         is_new = bounds is not None and (sent is None or bounds[1] > sent)
         if not is_new and not (self._bounded or self._skips):
             return None
-        wait_ms = settle_ms(self._options)
+        wait_ms: float | None = self._options["settleTime"]
         if wait_ms is None:
             self._wait_for_writers(table)
         elif is_new:

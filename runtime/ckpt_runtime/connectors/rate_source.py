@@ -19,7 +19,6 @@ import pyarrow as pa
 from msgspec import Meta
 
 from ckpt_runtime.connectors.splits import BuiltInSource
-from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.sources import (
     PositionKind,
     Split,
@@ -99,7 +98,7 @@ class RateSource(BuiltInSource):
 
     def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
         if self._format == "rate":
-            ramp_s = int(duration_ms("rampUpTime", self._values["rampUpTime"], "s") / 1000)
+            ramp_s = int(self._values["rampUpTime"] / 1000)
             return _RateReader(schema, Schedule(int(self._values["rowsPerSecond"]), ramp_s))
         return _BatchReader(schema)
 

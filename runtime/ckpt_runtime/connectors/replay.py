@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ckpt_runtime.connectors.splits import SPLITS, Pacer, SplitPosition, assigned_splits, put_positions
-from ckpt_runtime.graph.formats import is_parquet_name, source_options, source_schema, split_columns
+from ckpt_runtime.graph.formats import is_parquet_name, source_options, source_schema
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import SourceSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
@@ -123,7 +123,7 @@ class ReplaySource(SourceOperator):
         self._schema = source_schema(spec.format, spec.options, spec.schema)
         self._rate = float(options["rowsPerSecond"])
         self._batch_rows = int(options["batchRows"])
-        self._partition_by = split_columns(options["partitionBy"])
+        self._partition_by = list(options["partitionBy"])
         self._rows: ParquetRows | None = None
         self._chunk: tuple[int, pa.RecordBatch] | None = None
 

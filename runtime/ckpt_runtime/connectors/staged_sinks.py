@@ -116,7 +116,7 @@ def staged_sink(spec: SinkSpec | CommitterSpec) -> Sink:
 
 class _StagedSink(FileSink):
     def __init__(self, directory: str, function: UserFunction) -> None:
-        parsed = {"path": directory, "maxRecordsPerFile": 0, "onMissing": "fail", "partitionBy": None}
+        parsed = {"path": directory, "maxRecordsPerFile": 0, "onMissing": "fail", "partitionBy": ()}
         super().__init__("foreach", {"path": directory}, parsed)
         # Private like a checkpoint, to which these rows belong.
         self.directory = PartDirectory(directory, private=True)

@@ -304,7 +304,7 @@ def add_functional(
                 initial = path_of(operators.capture.directory, table.digest)
             given = rows, schema, _settings(operators), initial
             spec = stateful_spec(node, operators.capture.called, inputs[0], *given)
-            spec = replace(spec, timers_wait=not operators.capture.has_empty_batches)
+            spec = replace(spec, timers_wait=not operators.has_empty_batches)
             if any(pa.types.is_nested(rows.field(key).type) for key in spec.keys):
                 spec, flat = _with_nested_keys(spec, below)
                 wide = pa.schema([(name, arrow_type(tree.type)) for name, tree in flat])
@@ -453,7 +453,7 @@ def _without_limit(operators: QueryOperators, side: Side, rows: Inputs) -> Input
     own = tuple((name, Column(at, column.type)) for at, (name, column) in enumerate(names))
     time = f"{max(schema.names, key=len)}_"  # no other column has this name
     timed = schema.append(pa.field(time, arrow_type("timestamp")))
-    mark = specs.WatermarkSpec(time, 0, keeps_last=not operators.capture.has_empty_batches)
+    mark = specs.WatermarkSpec(time, 0, keeps_last=not operators.has_empty_batches)
     free: Inputs = ()
     for edge in rows:
         edges = operators.apply(specs.EvaluateSpec((*own, (time, _LATEST)), timed), (edge,), timed, None)

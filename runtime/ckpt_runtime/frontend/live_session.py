@@ -242,7 +242,7 @@ def _connect(session: Any, url: str, identity: str, configuration: Mapping[str, 
     _configure(session, configuration)
     timeout = session.conf.get(_TIMEOUT, "1h")
     if timeout != "-1":  # with which sessions never end
-        _IN_USE.add(identity, session, min(_MOST_PAUSE_S, duration_ms(_TIMEOUT, timeout, "ms") / 4_000))
+        _IN_USE.add(identity, session, min(_MOST_PAUSE_S, duration_ms(timeout) / 4_000))
     for name, command in _commands(session.client._builder.capture):
         try:
             session.client.execute_command(command)

@@ -67,11 +67,10 @@ from ckpt_runtime.graph.formats import (
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.kafka_columns import DELIVERY_GUARANTEE
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
-from ckpt_runtime.graph.options import parse_value
+from ckpt_runtime.graph.options import Option, absolute, parse_value
 from ckpt_runtime.graph.source_formats import (
     FILE_METADATA,
     SINK_LOG,
-    check_location,
     is_local_path,
     is_pattern,
     parted_metadata,
@@ -196,7 +195,7 @@ def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: p
             f"the rows of a checkpoint are staged in files until it completes: set {key}, or the query's option "
             "checkpointLocation, to a directory that all workers share",
         )
-    check_location(location)
+    parse_value(Option("checkpointLocation", absolute), location)
     if isinstance(function, SparkWrite) and function.path and not any(map(is_local_path, (function.path, location))):
         raise PlanError(
             "option 'path'",
@@ -213,7 +212,7 @@ def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: p
 
 def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Schema) -> SparkWrite:
     """Returns Spark's batch writer for a file format. Raises PlanError for rows that it cannot write."""
-    keys = partition_columns({"partitionBy": ",".join(columns)}, schema)
+    keys = partition_columns({"partitionBy": columns}, schema)
     kept = [field for field in schema if field.name not in keys]
     if name == "text" and [field.type for field in kept] != [pa.string()]:
         raise PlanError("format", "'text' writes a single text column; select it, as in concat_ws(',', *columns)")
@@ -224,7 +223,7 @@ def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Sc
     path = given.get("path", "")
     if not path:
         raise PlanError("option 'path'", f"format {name!r} needs it")
-    check_location(path)
+    parse_value(Option("path", absolute), path)
     rest = {key: value for key, value in options.items() if key.lower() != "path"}
     return SparkWrite(name, rest, tuple(columns), path)
 
@@ -437,6 +436,7 @@ class QueryMapper:
             check_complete(nodes)
         self._operators = QueryOperators(self._capture, self._plan, analysis.places, mode)
         self._operators.emits_latest = self._emits_latest
+        self._operators.has_empty_batches &= not self._one_batch
         self._inputs = [()] * len(nodes)
         watermarks = QueryWatermarks(nodes, mode)
         self._of_all_rows = watermarks.of_all_rows
@@ -476,7 +476,7 @@ class QueryMapper:
         relation = msgspec.json.encode(msgspec.structs.replace(node, inputs=()), order="sorted")
         own = f"{self._operators.output_mode} {self._emits_latest}" if isinstance(node, Aggregate) else ""
         own = self._name if at in self._of_all_rows else own
-        key = (own, self._ends, relation, inputs)
+        key = (own, self._ends, self._one_batch, relation, inputs)
         found = self._shared.frames.get(key)
         if found is None:
             found = self._shared.frames[key] = self._mapped(at, nodes)
@@ -526,7 +526,7 @@ class QueryMapper:
             )
         spec = specs.WatermarkSpec(
             *(column, node.delay_ms),
-            keeps_last=not self._capture.has_empty_batches,
+            keeps_last=not self._operators.has_empty_batches,
             greatest=self._capture.has_greatest_watermark,
         )
         inputs = self._inputs[node.inputs[0]]

@@ -35,6 +35,8 @@ class QueryOperators:
         self.output_mode = output_mode
         self.emits_latest = False
         """Whether the sink gets one row of each group that has changed between two checkpoints."""
+        self.has_empty_batches = capture.has_empty_batches
+        """Whether the event time of the last batch takes effect in a batch without data behind it."""
         self.whole = False
         """Whether operators that are added now follow the result table of an aggregation, and so have one subtask."""
 

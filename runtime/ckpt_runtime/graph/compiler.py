@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TypeGuard
 
 import msgspec
 import pyarrow as pa
@@ -18,7 +17,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import GROUP_OPTION, alignment_of
-from ckpt_runtime.graph.formats import BATCH_LIMITS, COMMITTABLE_SCHEMA, SPLIT_SCHEMA, available_now, is_split_source
+from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA, available_now, is_split_source
 from ckpt_runtime.graph.job_graph import (
     BATCHES,
     FILTERED,
@@ -501,8 +500,9 @@ def _keep_batches_in_step(operators: list[_Operator]) -> None:
                 ]
     if meeting & keep_last:
         raise PlanError(
-            "spark.sql.streaming.noDataMicroBatches.enabled",
-            "where streams meet, event time cannot end with the batch before the last one: set it to true",
+            "trigger",
+            "where streams meet, the event time of the last batch cannot be left to the next run: use availableNow "
+            "instead of once, and set spark.sql.streaming.noDataMicroBatches.enabled to true",
         )
     for operator in operators:
         uid, spec = operator.uid, operator.node.spec
@@ -511,9 +511,9 @@ def _keep_batches_in_step(operators: list[_Operator]) -> None:
 
 
 def _separate_calls(operators: list[_Operator]) -> None:
-    """Where a function of ``foreachBatch`` gets files whose batches have a limit, it is called with each batch.
+    """Where a function of ``foreachBatch`` gets what there is at the start, it is called with each batch of Spark.
 
-    The batches of PySpark's stream readers may have one that only the reader knows.
+    That is all there is, unless the source has a limit; only the reader may know that of a PySpark stream reader.
     The next range waits for a checkpoint that covers the one before, and readers take no barrier within a range.
     """
     above: dict[str, frozenset[str]] = {}
@@ -523,9 +523,7 @@ def _separate_calls(operators: list[_Operator]) -> None:
         above[operator.uid] = sources or frozenset([operator.uid])
         if isinstance(operator.node.spec, SinkSpec) and operator.node.spec.format == "foreachBatch":
             specs = [each.node.spec for each in operators if each.uid in sources]
-            batches = [spec for spec in specs if _has_batches(spec)]
-            limited = [not _is_paced(spec) or BATCH_LIMITS & {key.lower() for key in spec.options} for spec in batches]
-            if len(batches) == len(specs) and any(limited):
+            if all(map(_has_batches, specs)):
                 waiting |= sources
     for operator in operators:
         spec = operator.node.spec
@@ -539,7 +537,7 @@ def _separate_calls(operators: list[_Operator]) -> None:
                 writer.spec = replace(writer.spec, batch=spec.schema)
 
 
-def _has_batches(spec: OperatorSpec) -> TypeGuard[EnumeratorSpec]:
+def _has_batches(spec: OperatorSpec) -> bool:
     """Whether a source ends with what is there, and reads it in batches that do not depend on time."""
     return isinstance(spec, EnumeratorSpec) and available_now(spec.options) and alignment_of(spec.options) is None
 

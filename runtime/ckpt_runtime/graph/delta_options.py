@@ -9,30 +9,35 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.configuration.option import SIZE_FORM, MemorySizeType
 from ckpt_runtime.expressions.functions.casts import caster
-from ckpt_runtime.expressions.regex import compile_java
-from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.options import Option
+from ckpt_runtime.graph.options import Option, absolute, bytes_of, java_pattern
 
 LATEST_VERSION = "latest"
 
+
+def _version(text: str) -> int | str:
+    if text != LATEST_VERSION and not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{text!r} is neither the number of a version nor 'latest'")
+    return text if text == LATEST_VERSION else int(text)
+
+
 DELTA_SOURCE_OPTIONS = (
-    Option("path", required=True),
-    Option("startingVersion"),
+    Option("path", absolute, required=True),
+    Option("startingVersion", _version),
     Option("startingTimestamp"),
     Option("ignoreDeletes", bool, False),
     Option("ignoreChanges", bool, False),
     Option("skipChangeCommits", bool, False),
     Option("maxFilesPerTrigger", int, 1000, minimum=1),
-    Option("maxBytesPerTrigger"),
-    Option("excludeRegex"),
+    Option("maxBytesPerTrigger", partial(bytes_of, minimum=1)),
+    Option("excludeRegex", java_pattern),
     Option("timeZone", default="UTC"),
 )
 
@@ -73,10 +78,7 @@ def delta_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
     if options["startingVersion"] is not None and options["startingTimestamp"] is not None:
         raise PlanError("option 'startingTimestamp'", "startingVersion is set as well; set only one of them")
     check_table_path(options["path"])
-    starting_version(options)
     starting_ms(options)
-    most_bytes(options)
-    excluded_paths(options)
     try:
         table = open_table(options["path"])
         check_readable(table.protocol(), table.metadata().configuration)
@@ -104,16 +106,6 @@ def open_table(path: str, version: int | None = None) -> Any:
         ) from error
 
 
-def starting_version(options: Mapping[str, Any]) -> int | str | None:
-    """Option ``startingVersion``: a number, :data:`LATEST_VERSION`, or None. Raises PlanError for another value."""
-    text: str | None = options["startingVersion"]
-    if text is None or text == LATEST_VERSION:
-        return text
-    if not (text.isascii() and text.isdigit()):
-        raise PlanError("option 'startingVersion'", f"{text!r} is neither the number of a version nor 'latest'")
-    return int(text)
-
-
 def starting_ms(options: Mapping[str, Any]) -> int | None:
     """Option ``startingTimestamp`` in milliseconds since the epoch. Raises PlanError for another value.
 
@@ -129,24 +121,6 @@ def starting_ms(options: Mapping[str, Any]) -> int | None:
             f"{text!r} is not a date or a time, such as 2026-11-01 or 2026-11-01T09:00:00Z",
         )
     return int(moment.value) // 1000
-
-
-def most_bytes(options: Mapping[str, Any]) -> int | None:
-    """Option ``maxBytesPerTrigger``, None if it is not set. Raises PlanError for a text that is no size."""
-    text: str | None = options["maxBytesPerTrigger"]
-    try:
-        return None if text is None else MemorySizeType(minimum=1).parse(text)
-    except ValueError:
-        raise PlanError("option 'maxBytesPerTrigger'", f"{text!r} is not {SIZE_FORM}, at least 1") from None
-
-
-def excluded_paths(options: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Option ``excludeRegex``, which a file's path in the log must not contain. Raises PlanError for a bad pattern."""
-    text: str | None = options["excludeRegex"]
-    try:
-        return None if text is None else compile_java(text)
-    except UnsupportedExpressionError as error:
-        raise PlanError("option 'excludeRegex'", str(error)) from None
 
 
 def columns_of(text: str) -> pa.Schema:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from ckpt_runtime.expressions.nodes import Column, Literal
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode
-from ckpt_runtime.graph.options import duration_ms
+from ckpt_runtime.graph.options import Option, duration_ms, parse_value
 from ckpt_runtime.graph.specs import (
     AggregateSpec,
     CommitterSpec,
@@ -179,7 +179,9 @@ def alignment_of(options: Mapping[str, str]) -> Alignment | None:
     for key, other in ((GROUP_OPTION, MAX_DRIFT_OPTION), (MAX_DRIFT_OPTION, GROUP_OPTION)):
         if not values.get(key, "").strip():
             raise PlanError(f"option {key!r}", f"alignment of watermarks needs it, together with {other}")
-    durations = {key: int(duration_ms(key, text, "ms")) for key, text in values.items() if key != GROUP_OPTION}
+    durations = {
+        key: int(parse_value(Option(key, duration_ms), text)) for key, text in values.items() if key != GROUP_OPTION
+    }
     interval_ms = durations.get(UPDATE_INTERVAL_OPTION, 1_000)
     if interval_ms < _LEAST_INTERVAL_MS:
         problem = f"{values[UPDATE_INTERVAL_OPTION]!r} is less than {_LEAST_INTERVAL_MS} ms"

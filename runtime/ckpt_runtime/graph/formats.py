@@ -13,16 +13,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.configuration.option import SIZE_FORM, MemorySizeType
 from ckpt_runtime.graph.bad_rows import BAD_ROWS_DIRECTORY_OPTION, BAD_ROWS_OPTION, reader_policy
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.delta_options import check_table_path, import_deltalake
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import ALIGNMENT_OPTIONS
 from ckpt_runtime.graph.kafka_columns import KAFKA_SINK_OPTIONS, check_kafka_sink
-from ckpt_runtime.graph.options import Option, parse_options, parse_value
+from ckpt_runtime.graph.options import Option, absolute, bytes_of, names_of, parse_options, parse_value
 from ckpt_runtime.graph.postgres_options import POSTGRES_SINK_OPTIONS, check_postgres_sink
-from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_distinct, check_location
+from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_distinct
 from ckpt_runtime.graph.specs import FILE_FORMATS
 from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS, TextOutput
 from ckpt_runtime.sinks import is_sink
@@ -79,9 +78,8 @@ class SinkFormat:
 
 
 def _replay_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
-    check_location(options["path"])
     schema = declared if declared is not None else _parquet_schema(options["path"])
-    for column in split_columns(options["partitionBy"]):
+    for column in options["partitionBy"]:
         if column not in schema.names:
             raise PlanError("option 'partitionBy'", f"no column {column!r}; there are {', '.join(schema.names)}")
     return schema
@@ -115,11 +113,6 @@ def is_parquet_name(name: str) -> bool:
     return name.endswith(".parquet") and not name.startswith((".", "_"))
 
 
-def split_columns(text: str | None) -> list[str]:
-    """The column names in a comma-separated option."""
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
-
-
 def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
     if options["sequence"]:
         schema = pa.schema([("source", pa.int64()), ("n", pa.int64())])
@@ -150,7 +143,6 @@ def _check_files(
     schema: pa.Schema,
     names_directories: Callable[[pa.DataType], bool] = _names_more_directories,
 ) -> None:
-    check_location(options["path"])
     check_distinct("format", schema)
     columns = partition_columns(options, schema)
     if columns and len(columns) == len(schema):
@@ -176,19 +168,9 @@ def _check_text(format_: str) -> SinkCheck:
     return check
 
 
-def target_file_size(options: Mapping[str, Any]) -> int:
-    """The size in bytes that small files of a Delta table are merged to; 0 leaves them as they are."""
-    text = options["targetFileSize"]
-    try:
-        return 0 if text is None else MemorySizeType().parse(text)
-    except ValueError:
-        raise PlanError("option 'targetFileSize'", f"{text!r} is not {SIZE_FORM}") from None
-
-
 def _check_delta(options: dict[str, Any], schema: pa.Schema) -> None:
     _check_files(options, schema, _names_directories)
     check_table_path(options["path"])
-    target_file_size(options)
     deltalake = import_deltalake()
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
@@ -208,7 +190,7 @@ def _check_delta(options: dict[str, Any], schema: pa.Schema) -> None:
 def partition_columns(options: Mapping[str, Any], schema: pa.Schema) -> tuple[str, ...]:
     """The columns that ``partitionBy`` names, as the schema spells them. Raises PlanError for an unknown one."""
     found = []
-    for column in split_columns(options["partitionBy"]):
+    for column in options["partitionBy"]:
         exact = [name for name in schema.names if name == column]
         known = exact or [name for name in schema.names if name.lower() == column.lower()]
         if len(known) != 1:
@@ -262,7 +244,9 @@ SOURCE_FORMATS: dict[str, SourceFormat] = {
     source.name: source
     for source in (
         SourceFormat(
-            "replay", (Option("path", required=True), _RATE, _BATCH_ROWS, Option("partitionBy")), _replay_schema
+            "replay",
+            (Option("path", absolute, required=True), _RATE, _BATCH_ROWS, Option("partitionBy", names_of, ())),
+            _replay_schema,
         ),
         SourceFormat(
             "numbers",
@@ -282,10 +266,10 @@ SOURCE_FORMATS: dict[str, SourceFormat] = {
 }
 
 _OF_DIRECTORIES = (
-    Option("path", required=True),
+    Option("path", absolute, required=True),
     Option("maxRecordsPerFile", int, 0, minimum=0),
     Option("onMissing", default="fail", choices=("fail", "ignore")),
-    Option("partitionBy"),
+    Option("partitionBy", names_of, ()),
     Option("timeZone", default="UTC"),
 )
 
@@ -303,12 +287,12 @@ SINK_FORMATS: dict[str, SinkFormat] = {
         SinkFormat(
             "delta",
             (
-                Option("path", required=True),
+                Option("path", absolute, required=True),
                 Option("compression", default="snappy", choices=_DELTA_CODECS),
                 Option("maxRecordsPerFile", int, 0, minimum=0),
-                Option("partitionBy"),
+                Option("partitionBy", names_of, ()),
                 Option("mergeSchema", bool, False),
-                Option("targetFileSize"),
+                Option("targetFileSize", bytes_of, 0),
                 Option("userMetadata"),
             ),
             _check_delta,

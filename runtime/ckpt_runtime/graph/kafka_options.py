@@ -10,10 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.expressions.regex import compile_java
-from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.options import Option
+from ckpt_runtime.graph.options import Option, java_pattern, names_of
 
 PREFIX = "kafka."
 """Options with this prefix are properties of the client library."""
@@ -23,7 +21,7 @@ EARLIEST, LATEST = -2, -1
 
 KAFKA_SOURCE_OPTIONS = (
     Option("subscribe"),
-    Option("subscribePattern"),
+    Option("subscribePattern", java_pattern),
     Option("assign"),
     Option("startingOffsets", default="latest"),
     Option("startingTimestamp", int, None, minimum=0),
@@ -89,7 +87,7 @@ class KafkaSubscription:
     """
 
     topics: tuple[str, ...] = ()
-    pattern: str | None = None
+    pattern: re.Pattern[str] | None = None
     partitions: Mapping[str, tuple[int, ...]] | None = None
 
 
@@ -151,12 +149,8 @@ def subscription(options: Mapping[str, Any]) -> KafkaSubscription:
             raise PlanError("option 'assign'", 'expected the numbers of partitions in JSON, such as {"orders": [0, 1]}')
         return KafkaSubscription(partitions=partitions)
     if options["subscribePattern"]:
-        try:
-            compile_java(options["subscribePattern"])
-        except UnsupportedExpressionError as error:
-            raise PlanError("option 'subscribePattern'", str(error)) from None
         return KafkaSubscription(pattern=options["subscribePattern"])
-    topics = tuple(name.strip() for name in options["subscribe"].split(",") if name.strip())
+    topics = names_of(options["subscribe"])
     if not topics:
         raise PlanError("option 'subscribe'", "it names no topic")
     return KafkaSubscription(topics=topics)

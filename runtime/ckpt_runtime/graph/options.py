@@ -8,10 +8,14 @@ silently. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from ckpt_runtime.configuration.option import SIZE_FORM, MemorySizeType
+from ckpt_runtime.expressions.regex import compile_java
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.graph.errors import PlanError
 
 _TRUE = ("true", "1", "yes", "on")
@@ -20,14 +24,15 @@ _FALSE = ("false", "0", "no", "off")
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. ``kind`` is ``str``, ``int``, ``float`` or ``bool``; ``default`` None means "not set".
+    """One option. ``kind`` is ``str``, ``int``, ``float``, ``bool``, or a function that returns the value of a text or
+    raises ValueError with its fault; ``default`` None means "not set".
 
     ``choices``, in lower case, limits strings, whose case does not matter; ``minimum`` limits numbers (inclusive).
     ``alias`` is another name; if both are given, ``key`` counts, as in Spark.
     """
 
     key: str
-    kind: type = str
+    kind: Callable[[str], Any] = str
     default: Any = None
     required: bool = False
     minimum: float | None = None
@@ -78,7 +83,41 @@ def parse_value(option: Option, text: str) -> Any:
         if text.lower() not in option.choices:
             raise PlanError(field, f"{text!r} is not one of {', '.join(option.choices)}")
         return text.lower()
-    return text
+    try:
+        return option.kind(text)
+    except ValueError as error:
+        raise PlanError(field, str(error)) from None
+
+
+def names_of(text: str | None) -> tuple[str, ...]:
+    """The names in a list that is separated by commas; none without a text."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def absolute(path: str) -> str:
+    """A path as it is. Raises ValueError for one that subtasks in other directories and on other machines, which
+    resolve it, would not take for the author's."""
+    if not path.startswith("/") and ":/" not in path:
+        raise ValueError(f"{path!r} is relative; give an absolute path or a URL")
+    return path
+
+
+def bytes_of(text: str, minimum: int = 0) -> int:
+    """A size with a unit. Raises ValueError."""
+    try:
+        return MemorySizeType(minimum=minimum).parse(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not {SIZE_FORM}" + (f", at least {minimum}" if minimum else "")) from None
+
+
+def java_pattern(text: str) -> re.Pattern[str]:
+    """A regular expression of Java's, which is not empty. Raises ValueError."""
+    if not text:
+        raise ValueError("it is empty")
+    try:
+        return compile_java(text)
+    except UnsupportedExpressionError as error:
+        raise ValueError(str(error)) from None
 
 
 _DURATION = re.compile(r"(\d{1,30})\s*(us|ms|s|m|min|h|d)?")
@@ -87,12 +126,16 @@ _GREATEST_MS = 100_000 * _MS_OF["d"]
 """A thread cannot wait for more than 292 years."""
 
 
-def duration_ms(key: str, text: str, without_unit: str) -> float:
-    """A duration as Spark's options have it: a whole number and us, ms, s, m, min, h or d. Raises PlanError."""
+def duration_ms(text: str, without_unit: str = "ms") -> float:
+    """A duration as Spark's options have it: a whole number and us, ms, s, m, min, h or d. Raises ValueError."""
     match = _DURATION.fullmatch(text.strip().lower())
     if match is None:
-        raise PlanError(f"option {key!r}", f"{text!r} is not a duration such as 10s, 5m or 7d")
+        raise ValueError(f"{text!r} is not a duration such as 10s, 5m or 7d")
     number, factor = int(match[1]), _MS_OF[match[2] or without_unit]
     if number * factor > _GREATEST_MS:
-        raise PlanError(f"option {key!r}", f"{text!r} is longer than 100000d, the maximum")
+        raise ValueError(f"{text!r} is longer than 100000d, the maximum")
     return number * factor
+
+
+duration_in_s = partial(duration_ms, without_unit="s")
+"""The same, where a number without a unit counts seconds."""

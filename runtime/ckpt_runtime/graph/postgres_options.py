@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.options import Option, duration_ms
+from ckpt_runtime.graph.options import Option, duration_in_s, duration_ms, names_of
 
 POSTGRES_SINK_OPTIONS = (
     Option("url", required=True),
@@ -19,10 +19,10 @@ POSTGRES_SINK_OPTIONS = (
     Option("user"),
     Option("password"),
     Option("mode", default="append", choices=("append", "upsert")),
-    Option("keys"),
+    Option("keys", names_of, ()),
     Option("deleteColumn"),
     Option("preparedTransactions", bool, False),
-    Option("stagedRowsTimeout"),
+    Option("stagedRowsTimeout", duration_in_s),
 )
 
 _INTEGERS = ("int2", "int4", "int8", "numeric")
@@ -32,7 +32,7 @@ def check_postgres_sink(options: Mapping[str, Any], schema: pa.Schema) -> None:
     """Raises PlanError for options that contradict each other, a column without a type there, and a missing library."""
     server_of(options["url"])
     check_table(options)
-    keys, marker = key_columns(options), options["deleteColumn"]
+    keys, marker = options["keys"], options["deleteColumn"]
     if options["mode"] == "upsert" and not keys:
         raise PlanError("option 'keys'", "mode upsert needs the columns of a unique index, separated by commas")
     if options["mode"] == "append" and (keys or marker):
@@ -40,8 +40,6 @@ def check_postgres_sink(options: Mapping[str, Any], schema: pa.Schema) -> None:
         raise PlanError(f"option {name!r}", "it requires mode upsert; mode append inserts every row")
     if options["preparedTransactions"] and options["mode"] != "append":
         raise PlanError("option 'preparedTransactions'", "it requires mode append; mode upsert merges staging tables")
-    if options["stagedRowsTimeout"] is not None:
-        duration_ms("stagedRowsTimeout", options["stagedRowsTimeout"], "s")
     for column in (*keys, *([marker] if marker else [])):
         if column not in schema.names:
             raise PlanError("option 'keys'", f"no column {column!r}; there are {', '.join(schema.names)}")
@@ -72,11 +70,6 @@ def check_table(options: Mapping[str, Any]) -> None:
             "option 'dbtable'",
             f"{options['dbtable']!r} is a query; expected the name of a table, such as public.orders",
         )
-
-
-def key_columns(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """The columns of option ``keys``."""
-    return tuple(name.strip() for name in (options["keys"] or "").split(",") if name.strip())
 
 
 def import_driver() -> Any:
@@ -119,15 +112,25 @@ def database_types(field: pa.Field) -> tuple[str, ...]:
 
 EARLIEST, LATEST = "earliest", "latest"
 
+
+def _starting_value(text: str) -> int | str:
+    if text in (EARLIEST, LATEST):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is not earliest, latest or a whole number") from None
+
+
 POSTGRES_SOURCE_OPTIONS = (
     Option("url", required=True),
     Option("dbtable", required=True),
     Option("user"),
     Option("password"),
     Option("growingColumn", required=True),
-    Option("startingValue", default=EARLIEST),
-    Option("settleTime"),
-    Option("pollInterval", default="200ms"),
+    Option("startingValue", _starting_value, EARLIEST),
+    Option("settleTime", duration_ms),
+    Option("pollInterval", duration_ms, duration_ms("200ms")),
     Option("numPartitions", int, 8, minimum=1),
     Option("fetchsize", int, 8192, minimum=1),
 )
@@ -153,30 +156,10 @@ def postgres_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
             f"column {growing!r} is a timestamp, and a transaction may commit rows with earlier ones than those that "
             "were read: set the time after which this cannot happen, such as 1m",
         )
-    settle_ms(options)
-    duration_ms("pollInterval", options["pollInterval"], "ms")
-    starting_value(options)
     for field in declared:
         readable_types(field)
     import_driver()
     return declared
-
-
-def settle_ms(options: Mapping[str, Any]) -> float | None:
-    """Option ``settleTime`` in milliseconds; None if locks of the table show when rows are complete."""
-    text = options["settleTime"]
-    return None if text is None else duration_ms("settleTime", text, "ms")
-
-
-def starting_value(options: Mapping[str, Any]) -> int | str:
-    """Option ``startingValue``: a number, :data:`EARLIEST` or :data:`LATEST`. Raises PlanError for another value."""
-    text = options["startingValue"]
-    if text in (EARLIEST, LATEST):
-        return str(text)
-    try:
-        return int(text)
-    except ValueError:
-        raise PlanError("option 'startingValue'", f"{text!r} is not earliest, latest or a whole number") from None
 
 
 def readable_types(field: pa.Field) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ckpt_runtime.graph.delta_options import DELTA_SOURCE_OPTIONS, delta_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.kafka_options import KAFKA_SOURCE_OPTIONS, PREFIX, kafka_schema
-from ckpt_runtime.graph.options import Option, duration_ms, parse_options
+from ckpt_runtime.graph.options import Option, absolute, duration_in_s, duration_ms, parse_options
 from ckpt_runtime.graph.postgres_options import POSTGRES_SOURCE_OPTIONS, postgres_schema
 from ckpt_runtime.graph.text_files import CSV_OPTIONS, JSON_OPTIONS, CsvRows, JsonRows
 
@@ -48,29 +48,23 @@ class SourceFormat:
         return {**parse_options(self.name, self.options, own), self.prefix: others}
 
 
-def check_location(path: str) -> None:
-    """Checks a location that subtasks resolve in other directories and on other machines than the author's."""
-    if not path.startswith("/") and ":/" not in path:
-        raise PlanError("option 'path'", f"{path!r} is relative; give an absolute path or a URL")
-
-
 def is_local_path(path: str) -> bool:
     """Whether a location is a path of this machine's file system."""
     return path.startswith(("/", "file:/"))
 
 
 _FILE_OPTIONS = (
-    Option("path", required=True),
+    Option("path", absolute, required=True),
     Option("maxFilesPerTrigger", int, None, minimum=1),
     Option("maxBytesPerTrigger", int, None, minimum=1),
-    Option("basePath"),
-    Option("maxFileAge", default="7d"),
+    Option("basePath", absolute),
+    Option("maxFileAge", duration_ms, duration_ms("7d")),
     Option("latestFirst", bool, False),
     Option("fileNameOnly", bool, False),
     Option("recursiveFileLookup", bool, False),
     Option("pathGlobFilter"),
     Option("cleanSource", default="off", choices=("off", "archive", "delete")),
-    Option("sourceArchiveDir"),
+    Option("sourceArchiveDir", absolute),
     Option("ignoreCorruptFiles", bool, False),
     Option("ignoreMissingFiles", bool, False),
     Option("inferSchema", bool, False),
@@ -125,18 +119,15 @@ def parted_metadata(schema: pa.Schema) -> tuple[pa.Schema, pa.Field[Any] | None]
 
 
 def _file_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
-    check_location(options["path"])
     _check_patterns(options)
     if options["maxFilesPerTrigger"] and options["maxBytesPerTrigger"]:
         raise PlanError("option 'maxBytesPerTrigger'", "it cannot be set together with maxFilesPerTrigger, as in Spark")
     if options.get("lineSep") == "":
         raise PlanError("option 'lineSep'", "it is empty; leave it out for lines that end with LF, CR or both")
-    duration_ms("maxFileAge", options["maxFileAge"], "ms")
     archive = options["sourceArchiveDir"]
     if options["cleanSource"] == "archive":
         if not archive:
             raise PlanError("option 'sourceArchiveDir'", "cleanSource=archive needs it")
-        check_location(archive)
         inside, around = archive.rstrip("/") + "/", split_at_pattern(options["path"])[0].rstrip("/") + "/"
         if inside.startswith(around) or around.startswith(inside):
             raise PlanError(
@@ -172,16 +163,10 @@ def _check_patterns(options: dict[str, Any]) -> None:
     name_pattern("pathGlobFilter", options["pathGlobFilter"] or "*")
     if base is None:
         return
-    check_location(base)
     if not is_pattern(path) and base.rstrip("/") != path.rstrip("/"):
         raise PlanError(
             "option 'basePath'", f"the path {path!r} is no pattern, and is the base itself: Spark ignores {base!r}"
         )
-
-
-def _delta_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
-    check_location(options["path"])
-    return delta_schema(options, declared)
 
 
 def _text_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
@@ -212,10 +197,8 @@ def _orc_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schem
     return schema
 
 
-def _rate_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+def _rate_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:  # noqa: ARG001
     _check_undeclared("rate", declared)
-    if "rampUpTime" in options:
-        duration_ms("rampUpTime", options["rampUpTime"], "s")
     return pa.schema([("timestamp", _TIMESTAMP), ("value", pa.int64())])
 
 
@@ -237,7 +220,7 @@ _TIMESTAMP = pa.timestamp("us", "UTC")
 SPLIT_SOURCES = (
     SourceFormat("kafka", KAFKA_SOURCE_OPTIONS, kafka_schema, splits=True, prefix=PREFIX),
     SourceFormat("postgresql", POSTGRES_SOURCE_OPTIONS, postgres_schema, splits=True),
-    SourceFormat("delta", DELTA_SOURCE_OPTIONS, _delta_schema, splits=True),
+    SourceFormat("delta", DELTA_SOURCE_OPTIONS, delta_schema, splits=True),
     SourceFormat("parquet", _FILE_OPTIONS, _file_schema, splits=True),
     SourceFormat("json", (*_FILE_OPTIONS, *JSON_OPTIONS), _read_by(JsonRows), splits=True),
     SourceFormat("csv", (*_FILE_OPTIONS, *CSV_OPTIONS), _read_by(CsvRows), splits=True),
@@ -249,7 +232,7 @@ SPLIT_SOURCES = (
         "rate",
         (
             Option("rowsPerSecond", int, 1, minimum=1),
-            Option("rampUpTime", default="0s"),
+            Option("rampUpTime", duration_in_s, 0.0),
             Option("numPartitions", int, None, minimum=1),
         ),
         _rate_schema,

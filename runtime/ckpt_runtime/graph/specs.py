@@ -167,7 +167,8 @@ class WatermarkSpec:
     ``by_batches``: ranges follow each other without a pause, and the time of one takes effect behind the next one.
     ``united``: several streams meet here, each of which has event time of the same column and delay. Their watermarks
     only say when a batch ends: event time is that of all rows, as behind Spark's unions.
-    ``keeps_last``: the time of the last batch takes effect in the next run, as in Spark without batches of no data.
+    ``keeps_last``: the time of the last batch takes effect in the next run, as in Spark with the trigger ``once``, or
+    without batches of no data.
     ``greatest``: where streams meet, event time is the greatest of theirs, not the least.
     """
 

@@ -94,7 +94,14 @@ _RECORD_OPTIONS = (
     Option("timeZone", default="UTC"),
 )
 
+
+def _only(**values: str) -> tuple[Option, ...]:
+    """Options of Spark's with the only value that the engine has, which is Spark's default."""
+    return tuple(Option(key, default=value, choices=(value,)) for key, value in values.items())
+
+
 CSV_OPTIONS = (
+    *_only(unescapedQuoteHandling="stop_at_delimiter", maxColumns="20480", maxCharsPerColumn="-1"),
     Option("sep", default=",", alias="delimiter"),
     Option("header", bool, False),
     Option("enforceSchema", bool, True),
@@ -213,6 +220,9 @@ def _check(options: Mapping[str, Any], schema: pa.Schema) -> None:
 
 
 JSON_OPTIONS = (
+    *_only(allowSingleQuotes="true", allowNonNumericNumbers="true", allowNumericLeadingZeros="false"),
+    *_only(allowUnquotedFieldNames="false", allowUnquotedControlChars="false", allowComments="false"),
+    *_only(allowBackslashEscapingAnyCharacter="false"),
     *TEXT_OPTIONS,
     Option("primitivesAsString", bool, False),
     Option("prefersDecimal", bool, False),

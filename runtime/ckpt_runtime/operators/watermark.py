@@ -109,10 +109,9 @@ class WatermarkOperator(Operator):
 
     State: one item ``{"ms": last watermark, "next_ms": the one of all rows so far, "coming_ms": the one of all rows up
     to split "upto" and range "batch", "parallelism": of the operator}``. Where ranges are batches, each subtask
-    continues with the times of all (UNION), unless the last one is left to the next run. Elsewhere there is none before
-    the first row, and an operator starts without a watermark at another parallelism: rows may be from a slower subtask
-    and must not be late because of that. MAX_WATERMARK is not kept: a job that is started from a drained savepoint
-    continues with new data.
+    continues with the times of all (UNION). Elsewhere there is none before the first row, and an operator starts
+    without a watermark at another parallelism: rows may be from a slower subtask and must not be late because of that.
+    MAX_WATERMARK is not kept: a job that is started from a drained savepoint continues with new data.
     """
 
     requires_final_checkpoint = False
@@ -140,8 +139,7 @@ class WatermarkOperator(Operator):
         super().open(context, output)
         restored = context.operator_state.restored(_STATE, _Last)
         if self._by_batches:
-            alone = self._keeps_last
-            self._continue_in_batch([each for each in restored if not alone or each.parallelism == context.parallelism])
+            self._continue_in_batch(restored)
         for last in () if self._by_batches else restored:
             if last.parallelism == context.parallelism:
                 self._next = last.next_ms
@@ -185,8 +183,7 @@ class WatermarkOperator(Operator):
         last = {"ms": self._to_keep, "parallelism": self.context.parallelism, "next_ms": self._next}
         if self._by_batches:
             last |= {"coming_ms": self._coming, "upto": self._ended[0], "batch": self._ended[1]}
-            mode = OperatorStateMode.SPLIT if self._keeps_last else OperatorStateMode.UNION
-            self.context.operator_state.put(_STATE, [last], mode)
+            self.context.operator_state.put(_STATE, [last], OperatorStateMode.UNION)
         else:
             self.context.operator_state.put(_STATE, [] if self._to_keep is None and self._next is None else [last])
 

@@ -23,7 +23,7 @@ class Program:
     """A query over streams. ``inputs`` are the batches of each stream, by the parameters of ``build``.
 
     ``schemas`` are the columns of streams that are not ``v INT``. ``settings`` are options of Spark.
-    ``differs`` says what the engine does instead, where its rows are not Spark's.
+    ``trigger`` ends the query. ``differs`` says what the engine does instead, where its rows are not Spark's.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Program:
     settings: Mapping[str, str]
     differs: str = ""
     suite: bool = False
+    trigger: str = "availableNow"
 
 
 PROGRAMS: dict[str, Program] = {}
@@ -47,6 +48,7 @@ def program(
     differs: str = "",
     suite: bool = False,
     schemas: Mapping[str, str] | None = None,
+    trigger: str = "availableNow",
     **inputs: Batches,
 ) -> Callable[..., Any]:
     """Returns what registers programs with this input: a function, which it decorates, or several by their names."""
@@ -54,7 +56,7 @@ def program(
     def register(build: Callable[..., DataFrame] | None = None, **builds: Callable[..., DataFrame]) -> Any:
         for name, made in {build.__name__: build}.items() if build else builds.items():
             assert name not in PROGRAMS, name
-            found = Program(name, made, inputs, schemas or {}, mode, settings or {}, differs, suite)
+            found = Program(name, made, inputs, schemas or {}, mode, settings or {}, differs, suite, trigger)
             PROGRAMS[name] = found
         return build
 
@@ -77,7 +79,7 @@ def pipeline(spark: SparkSession, name: str, directory: str, output: str) -> Non
     made = PROGRAMS[name]
     for key, value in made.settings.items():
         spark.conf.set(key, value)
-    writer = frame_of(spark, made, directory).writeStream.outputMode(made.mode).trigger(availableNow=True)
+    writer = frame_of(spark, made, directory).writeStream.outputMode(made.mode).trigger(**{made.trigger: True})
     writer.foreachBatch(written_to(Path(output))).option("checkpointLocation", f"{output}-checkpoint").start()
 
 

@@ -311,6 +311,9 @@ program("append", suite=True, schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, row
 )
 
 
+program("append", schemas=PAIRS, trigger="once", rows=BATCHES)(windows_with_one_batch_in_each_run=windows_of_late_rows)
+
+
 @program("append", schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=BATCHES)
 def windows_of_windows_without_empty_batches(rows: DataFrame) -> DataFrame:
     small = timed(rows).groupBy(F.window("t", "5 seconds"), "k").count()

@@ -75,6 +75,7 @@ def started(
         "rows": rows,
         "once": rows,
         "short": rows.where("length(value) < 2"),
+        "unlimited": spark.readStream.text(directory).where("INT(value) > 50"),
         "reader": spark.readStream.format("filebyfile").load(directory),
         "counts": rows.groupBy(F.substring("value", 1, 1).alias("key")).count(),
         "windows": times.groupBy(F.window("at", "10 seconds")).count().selectExpr("window.start", "count"),

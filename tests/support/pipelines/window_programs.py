@@ -193,6 +193,8 @@ def statistics(rows: DataFrame) -> DataFrame:
         F.theta_sketch_estimate(F.theta_difference(all_times, theta)).alias("theta_difference"),
         F.expr("kll_sketch_get_quantile_bigint(kll_sketch_agg_bigint(quantity, 60000), 0.1)").alias("kll"),
         F.expr("kll_sketch_get_rank_float(kll_sketch_agg_float(cast(amount AS float), 60000), 2.5f)").alias("rank"),
+        F.vector_sum(F.expr("array(float(quantity), float(-0.0), float('inf'))")).alias("vector_sum"),
+        F.vector_avg(F.expr("array(float(0), float('nan'))")).alias("vector_avg"),
         F.first("country").alias("first"),
         F.last("country", ignorenulls=True).alias("last"),
         F.any_value("country").alias("any"),

@@ -17,6 +17,7 @@ from ckpt_runtime.expressions.functions import (
     predicates,
     sketches,
     strings,
+    vectors,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "predicates",
     "sketches",
     "strings",
+    "vectors",
 ]

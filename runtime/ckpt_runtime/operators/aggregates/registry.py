@@ -26,6 +26,7 @@ from ckpt_runtime.operators.aggregates.values import (
     Ranked,
     TopAccumulator,
 )
+from ckpt_runtime.operators.aggregates.vectors import Vectors
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, decoded_type
@@ -209,6 +210,7 @@ ACCUMULATORS: dict[str, type[GroupAccumulator]] = {
     "hll": HllSketches,
     "theta": ThetaSketches,
     "kll": KllSketches,
+    "vectors": Vectors,
 }
 
 

@@ -11,7 +11,7 @@ The accumulators are NumPy arrays by slot, updated a batch at a time by kernels.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,10 @@ class Accumulator(ABC):
 
     def load_nothing(self) -> None:
         """Called when a snapshot has the latest slots, but no values of this aggregate for them."""
+
+    def finish(self, moved: Callable[[AnyArray], AnyArray], used: int) -> None:
+        """See :meth:`AggregateTable.finish`; ``used`` slots hold values."""
+        self._arrays = {name: moved(array[:used]) for name, array in self._arrays.items()}
 
     @property
     def columns(self) -> dict[str, AnyArray]:
@@ -251,6 +255,10 @@ class BytesExtremeAccumulator(Accumulator):
     def make_room(self, slots: int, used: int) -> None:
         super().make_room(slots + 1, used)  # the last entry of "starts" is the arena's end during an update
 
+    def finish(self, moved: Callable[[AnyArray], AnyArray], used: int) -> None:
+        super().finish(moved, used)
+        self._arena = moved(self._arena[: self._end])
+
     def _make_arena_room(self, wanted: int) -> None:
         if self._end + wanted <= len(self._arena):
             return
@@ -341,6 +349,12 @@ class AggregateTable:
             for accumulator in self._accumulators:
                 accumulator.make_room(size, before)
         return read_only(slots)
+
+    def finish(self, moved: Callable[[AnyArray], AnyArray]) -> None:
+        """Replaces its arrays by what ``moved`` makes of them: equal ones. From then on it can be read, not changed."""
+        self._index.finish(moved)
+        for accumulator in self._accumulators:
+            accumulator.finish(moved, self._index.size)
 
     def find(self, keys: list[pa.Array]) -> AnyArray:
         """The slot of each row's key as int64, -1 for an unknown key."""

@@ -7,6 +7,7 @@ and frozen views keep the old one. Not safe for use by two threads, except for f
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -66,6 +67,10 @@ class KeyIndex(ABC):
     @abstractmethod
     def find(self, arrays: list[pa.Array]) -> AnyArray:
         """The slot of each row as int64, -1 for an unknown key."""
+
+    @abstractmethod
+    def finish(self, moved: Callable[[AnyArray], AnyArray]) -> None:
+        """Replaces its arrays by what ``moved`` makes of them: equal ones. No key can be added from then on."""
 
     @abstractmethod
     def freeze(self) -> FrozenKeys:
@@ -159,6 +164,10 @@ class Int64KeyIndex(KeyIndex):
         self._keys: AnyArray = np.zeros(_FIRST_CAPACITY, dtype=np.int64)
         self._direct: _DirectTable | None = None
 
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + (0 if self._direct is None else self._direct.entries.nbytes)
+
     def slots_of(self, arrays: list[pa.Array]) -> AnyArray:
         key = fixed_key(columns.plain(arrays[0]))
         self._make_room(key)
@@ -213,6 +222,11 @@ class Int64KeyIndex(KeyIndex):
             larger = self._table_for(len(key.values))
             self._table = self._table if larger is None else larger
         kernels.rehash_int64(read_only(self._keys), size, null_slot, self._table)
+
+    def finish(self, moved: Callable[[AnyArray], AnyArray]) -> None:
+        self._keys, self._table = moved(self._keys[: self.size]), moved(self._table)
+        if self._direct is not None:
+            self._direct = _DirectTable(self._direct.first, moved(self._direct.entries))
 
     def freeze(self) -> FrozenKeys:
         return _FrozenInt64Keys(self._kind, self._keys, self.size, int(self._counters[kernels.NULL_SLOT]))
@@ -294,6 +308,12 @@ class BytesKeyIndex(KeyIndex):
             if needed > _MOST_KEY_BYTES:
                 raise OverflowError(f"the keys {self.schema.names} of one subtask take more than 32 GiB of memory")
             self._arena = grown(self._arena, arena_capacity, used)
+
+    def finish(self, moved: Callable[[AnyArray], AnyArray]) -> None:
+        size = self.size
+        self._table, self._hashes = moved(self._table), moved(self._hashes[:size])
+        self._arena = moved(self._arena[: int(self._positions[size])])
+        self._positions = moved(self._positions[: size + 1])
 
     def freeze(self) -> FrozenKeys:
         return _FrozenBytesKeys(self.schema, self._hashes, self._positions, self._arena, self.size)

@@ -1,16 +1,23 @@
 """Aggregates whose rows are in the database, with a write-back cache that is updated like the in-memory table.
 
-The cache is two tables. The younger one takes all updates; keys that it lacks are moved from the older one, or all read
-from the database in one call. When the younger table reaches the capacity, it becomes the older one, and the previous
-older one is dropped: its changed rows are in the database by then, because each batch writes some of them, so that no
-batch has to write all of them. A filter of the dropped keys identifies most new keys, which need no database read. Keys
-that the database has from a restored snapshot are added to the filter step by step: a few for each read that found
-nothing. A job without new keys pays nothing for this. The subtask's thread owns the cache.
+The cache is two tables. The younger one takes all updates; keys that it lacks are moved from the older one, copied from
+a file, or all read from the database in one call. When the younger table reaches the capacity, it becomes the older
+one, and the previous older one becomes a file: its changed rows are in the database by then, because each batch writes
+some of them, so that no batch has to write all of them. The latest files are kept, and hold nothing that the database
+does not hold. They are mapped into memory, where a row is found in a tenth of the time that RocksDB needs. A key may be
+in several files; the latest one has its present row. A filter of the keys that left both tables identifies most new
+keys, which need no read. Keys that the database has from a restored snapshot are added to the filter step by step: a
+few for each read that found nothing. A job without new keys pays nothing for this. The subtask's thread owns the cache.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +26,6 @@ from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable, FrozenAggregateTable
 from ckpt_runtime.state.memory.key_index import capacity_for, grown
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
-from ckpt_runtime.state.rocksdb.codec import BATCH
 from ckpt_runtime.state.rocksdb.columnar_rows import ColumnarCodec
 from ckpt_runtime.state.rocksdb.database import Database, KeyFilter, UnknownKeys
 from ckpt_runtime.state.states import Key
@@ -30,6 +36,10 @@ _LEARNED_PER_READ = 2
 """Keys of a snapshot that are added to the filter per read that found nothing; they cost about as much as that read."""
 _LEAST_LEARNED = 256
 """Minimum number of keys per step: a seek in the database costs as much as some dozens of keys."""
+_FILES = 16
+"""How many files of evicted rows are kept. Each costs a look at its filter for every key that may be in one."""
+_FILTER_BYTES_PER_KEY = 1.25
+"""One key in a hundred is looked up in vain."""
 _PATIENCE = 1.5
 """The younger table may grow to this multiple of its capacity before it waits for snapshots that are not written."""
 
@@ -60,6 +70,37 @@ class _Generation:
         return slots
 
 
+class _TableFile:
+    """A table of which only a filter of its keys, made of ``hashes``, is in memory. Its file ends with it."""
+
+    def __init__(self, table: AggregateTable, hashes: AnyArray, directory: Path) -> None:
+        self._filter = KeyFilter(int(_FILTER_BYTES_PER_KEY * len(table)))
+        self._filter.add(hashes)
+        self._table = table
+        with TemporaryFile(dir=directory) as file:
+            # A full disk is an error here. It would end the process if the mapped pages had no place yet.
+            os.posix_fallocate(file.fileno(), 0, table.nbytes)
+            self._mapped = mmap.mmap(file.fileno(), 0)
+            self._mapped.madvise(mmap.MADV_RANDOM)  # from the disk, a row needs no more than its own pages
+            self._used = 0
+            table.finish(self._moved)
+            file.truncate(self._used)
+
+    def _moved(self, array: AnyArray) -> AnyArray:
+        moved: AnyArray = np.ndarray(array.shape, array.dtype, self._mapped, self._used)
+        moved[:] = array
+        self._used += -(-array.nbytes // 8) * 8  # with room for further keys, each array has a multiple of 8 bytes
+        return moved
+
+    def rows(self, keys: list[pa.Array], hashes: AnyArray, places: AnyArray) -> tuple[AnyArray, pa.RecordBatch]:
+        """Those places of keys at which there is a key that it has, and the keys' stored rows."""
+        places = places[self._filter.may_hold(hashes[places])]
+        taken = pa.array(places)
+        slots = self._table.find([key.take(taken) for key in keys])
+        found = slots >= 0
+        return places[found], self._table.rows(slots[found])
+
+
 class FrozenAggregates:
     """Changed rows as of one moment."""
 
@@ -71,8 +112,9 @@ class FrozenAggregates:
     def puts(self) -> Iterator[tuple[bytes, bytes]]:
         """Entries for the database; a retry yields the same ones."""
         if self._rows is None:
-            tables = [frozen.rows(slots) for frozen, slots in self._parts]
-            self._rows = [rows for table in tables for rows in table.to_batches(max_chunksize=BATCH)]
+            rows = pa.concat_tables(frozen.rows(slots) for frozen, slots in self._parts)
+            # All at once: RocksDB adds entries that are ordered as a whole in a third of the time.
+            self._rows = rows.combine_chunks().to_batches()
         for rows in self._rows:
             yield from self._codec.entries(rows)
 
@@ -109,6 +151,8 @@ class CachedAggregates:
         self._capacity = capacity
         self._young = _Generation(table)
         self._old: _Generation | None = None
+        self._files: deque[_TableFile] = deque(maxlen=_FILES)
+        """From the latest to the earliest."""
         self._forgotten = forgotten
         self._unknown = unknown
         self._in_vain = 0
@@ -158,8 +202,14 @@ class CachedAggregates:
         absent = np.ones(len(new), dtype=np.bool_)
         if self._old is not None:
             absent = self._move_from(self._old, keys, new)
+        hashes = young.table.hashes_of(keys)
         if self._unknown is None:
-            absent &= self._forgotten.may_hold(young.table.hashes_of(keys))
+            absent &= self._forgotten.may_hold(hashes)
+        for file in self._files:
+            found_at, rows = file.rows(keys, hashes, np.flatnonzero(absent))
+            if len(found_at):
+                young.table.load(self._current, rows)
+                absent[found_at] = False
         if not absent.any():
             return
         # In key order, neighbours in the database are read together.
@@ -197,7 +247,9 @@ class CachedAggregates:
         # Snapshots' frozen rows of it are written, too: from here on reads of these keys go to the database.
         self._database.settle()
         if self._old is not None:
-            self._forgotten.add(self._old.table.hashes())
+            hashes = self._old.table.hashes()
+            self._forgotten.add(hashes)
+            self._files.appendleft(_TableFile(self._old.table, hashes, self._database.directory))
         self._old = self._young
         self._unwritten = np.flatnonzero(self._old.dirty)
         self._young = _Generation(self._new_table())

@@ -101,6 +101,8 @@ class Database:
 
     def __init__(self, directory: LocalDirectory, store: Store, key_groups: KeyGroupRange) -> None:
         self._directory = directory
+        self.directory = directory.path
+        """For files that end with this process."""
         self._store = store
         self._key_groups = key_groups
         self._order = threading.Lock()

@@ -19,7 +19,8 @@ from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID, SinkLineage
 from ckpt_runtime.connectors.file_sink import FileSink, _partitioned
 from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
-from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError, StorageError
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.storage.errors import NotFoundError, StorageError
 from tests.support.effort import examples
 from tests.unit.runtime.connectors.harness import JOB, SINK, context, opened, redistributed, snapshot_of
 
@@ -319,7 +320,7 @@ def test_disk_that_takes_no_more_fails_with_the_name_of_the_file_and_keeps_only_
 
 
 def test_a_relative_path_is_refused() -> None:
-    with pytest.raises(InvalidLocationError, match="an absolute path or a URL"):
+    with pytest.raises(PlanError, match="an absolute path or a URL"):
         sink("out")
 
 

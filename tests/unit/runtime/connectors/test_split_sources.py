@@ -517,6 +517,8 @@ def test_lines_of_json_give_rows_and_bad_ones_give_nulls(tmp_path: Path) -> None
         ("json", {"mode": "IGNORE"}, "is not one of PERMISSIVE"),
         ("json", {"columnNameOfCorruptRecord": "n"}, "must be a STRING"),
         ("json", {"badRows": "skip"}, "'skip' is not one of fail, drop, deadLetter"),
+        ("json", {"allowComments": "true"}, "option .allowComments.: .true. is not one of false"),
+        ("csv", {"unescapedQuoteHandling": "RAISE_ERROR"}, "is not one of stop_at_delimiter"),
         ("json", {"badRows": "deadLetter"}, "badRows deadLetter needs it"),
         ("csv", {"badRows": "drop", "badRowsDirectory": "/dead"}, "no other value uses it"),
         ("json", {"badRows": "deadLetter", "badRowsDirectory": "dead"}, "'dead' is relative"),
@@ -560,6 +562,7 @@ def test_hidden_column_describes_the_file_of_each_row_and_its_place_in_a_parquet
     ("options", "declared", "problem"),
     [
         ({"path": "relative"}, NUMBERS, "is relative"),
+        ({"path": "/a/*", "basePath": "a"}, NUMBERS, "option 'basePath': 'a' is relative"),
         ({"path": "/a/{b"}, NUMBERS, "'{b' has an open brace"),
         ({"path": "/a/*", "pathGlobFilter": "[a"}, NUMBERS, r"'\[a' has an open bracket"),
         ({"path": "/a/b", "basePath": "/a"}, NUMBERS, "is no pattern, and is the base itself"),

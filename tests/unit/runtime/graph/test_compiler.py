@@ -369,15 +369,15 @@ def test_sources_whose_batches_or_subtasks_meet_are_in_step_by_query(ends: bool,
     [
         ({"availableNow": "true", "maxFilesPerTrigger": "2"}, "foreachBatch", ["a", "a.reader", "b", "b.reader"]),
         ({"availableNow": "true", "maxbytespertrigger": "9"}, "foreachBatch", ["a", "a.reader", "b", "b.reader"]),
-        ({"availableNow": "true"}, "foreachBatch", []),
+        ({"availableNow": "true"}, "foreachBatch", ["a", "a.reader", "b", "b.reader"]),
         ({"maxFilesPerTrigger": "2"}, "foreachBatch", []),
         ({"availableNow": "true", "maxFilesPerTrigger": "2"}, "noop", []),
     ],
 )
-def test_function_is_called_with_each_batch_of_limited_files(
+def test_function_is_called_with_each_batch_of_files_that_are_there(
     options: dict[str, str], format_: str, calls: list[str]
 ) -> None:
-    """The files of one source have a limit, and those of the other one are a single batch."""
+    """The files of a source without a limit are a single batch."""
 
     def files(plan: LogicalPlan, uid: str, options: dict[str, str]) -> LogicalNode:
         spec = SourceSpec("parquet", {"path": "/in", **options})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,68 @@ def add(backend: KeyedStateBackend, first: int, last: int) -> list[Any]:
     batch = pa.record_batch({"k": keys, "v": np.ones(last - first, dtype=np.int64)})
     (sums,) = backend.aggregate_table("a", KEY, COLUMNS).update(batch)
     return list(sums.to_pylist())
+
+
+FORMS = {
+    "close together": lambda numbers: {"k": numbers},
+    "far apart": lambda numbers: {"k": numbers << 40},
+    "null": lambda numbers: {"k": pa.array(numbers.tolist(), mask=numbers == 7)},
+    "text": lambda numbers: {"k": [f"key {number}" for number in numbers.tolist()]},
+    "two columns": lambda numbers: {"k": numbers % 3, "t": [f"{number}" for number in numbers.tolist()]},
+}
+EVERY_KIND = [
+    AggregateColumn("count", None, "count", None, pa.int64()),
+    AggregateColumn("sum", "v", "sum", pa.int64(), pa.int64()),
+    AggregateColumn("avg", "v", "mean", pa.int64(), pa.float64()),
+    AggregateColumn("min", "s", "first", pa.string(), pa.string()),
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_keys_that_left_memory_come_from_files_that_hold_their_latest_rows_and_then_from_the_database(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    def added(first: int, last: int, value: int) -> list[list[Any]]:
+        """The running values of these keys, to each of which a row is added."""
+        numbers = np.arange(first, last)
+        values = {"v": numbers + value, "s": [None if n % 5 == value else f"{9 - value} {n}" for n in numbers.tolist()]}
+        batch = pa.record_batch(FORMS[form](numbers) | values)
+        keys = batch.schema.names[:-2]
+        found = backend.aggregate_table("a", pa.schema([batch.schema.field(key) for key in keys]), EVERY_KIND)
+        return [column.to_pylist() for column in found.update(batch)]
+
+    reads: list[int] = []
+    read = backend._database.multi_get
+    monkeypatch.setattr(backend._database, "multi_get", lambda keys: (reads.append(len(keys)), read(keys))[1])
+    for times in range(1, 5):  # 12 files hold what is no longer in memory
+        for first in range(0, 1200, 100):
+            numbers = range(first, first + 100)
+            values = range(times)
+            assert added(first, first + 100, times - 1) == [
+                [times] * 100,
+                [sum(n + value for value in values) for n in numbers],
+                [sum(n + value for value in values) / times for n in numbers],
+                [min((f"{9 - v} {n}" for v in values if n % 5 != v), default=None) for n in numbers],
+            ]
+    assert sum(reads) < 50  # new keys that the filter has by mistake
+    for first in range(5000, 7000, 100):  # the files of all earlier keys are gone
+        added(first, first + 100, 0)
+    reads.clear()
+    assert [added(first, first + 100, 4)[0] for first in range(0, 1000, 100)] == [[5] * 100] * 10
+    assert sum(reads) == 1000
+
+
+def test_a_disk_without_room_for_evicted_rows_is_an_error_of_the_update(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    add(backend, 0, 100)
+    add(backend, 100, 200)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        add(backend, 200, 300)
 
 
 def test_rows_in_an_unwritten_snapshot_are_kept(backend: KeyedStateBackend) -> None:
