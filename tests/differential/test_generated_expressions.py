@@ -11,14 +11,19 @@ import re
 from collections.abc import Iterator
 from itertools import cycle, product
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.support.generated_parity import COLUMNS, Outcome, compare, examples_of, expressions, tables
+from ckpt_runtime.graph.aggregates import GroupAggregate
+from ckpt_runtime.operators.aggregates.accumulator import Rows
+from ckpt_runtime.operators.aggregates.registry import accumulator_for
+from tests.support.generated_parity import COLUMNS, Outcome, compare, examples_of, expressions, shown, tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,7 +67,7 @@ def test_generated_expression_over_generated_rows_is_equal_in_spark_and_in_the_e
         total.differences += [f"ansi={ansi} {zone}: {found}" for found in outcome.differences]
 
     run()
-    assert total.differences == []
+    assert not total.differences, "\n".join(total.differences)
     assert total.equal >= _EXAMPLES * _IN_ONE_TABLE // 3
 
 
@@ -182,6 +187,96 @@ def test_texts_of_csv_and_of_numbers_with_a_pattern_give_the_values_of_spark(ses
     assert outcome.equal == len(expressions)
 
 
+@pytest.mark.row("ps.4")
+def test_corners_of_numbers_urls_and_maps_give_the_values_of_spark(session: SparkSession) -> None:
+    columns = {name: _repeated(pa.nulls(1, kind), 12) for name, (kind, _) in COLUMNS.items()}
+    columns["s"] = pa.array(["M", "22", "abcdefghm", "ABCDEFGH", "2.00", "", "0", "m=e", "MEM", "MEMEMEMEM", None, "x"])
+    urls = ["\ue000", "\u200b", "\xa0", "\x85", "\u2028", "\u0378", "\U000e0001", "\xad", "\ufeff", "\u3000", "é", "😀"]
+    columns["t"] = pa.array([f"http://h.org/a{each}?q={each}#r" for each in urls])
+    doubles = [1e300, -1e300, 1e308, float("inf"), float("-inf"), float("nan"), -0.0, 0.0, 9.3e12, -9.3e12, 1.5, None]
+    columns["d"], columns["f"] = pa.array(doubles), pa.array(doubles).cast(pa.float32())
+    columns["p"] = _repeated(pa.array([decimal.Decimal("2.50"), None], COLUMNS["p"][0]), 12)
+    columns["j"] = _repeated(pa.array([None, 5], pa.int32()), 12)
+    expressions = [
+        *["from_base32(s)", "parse_url(t, 'PATH')", "parse_url(t, 'QUERY', 'q')", "try_parse_url(t, 'REF')"],
+        *["unix_micros(timestamp_seconds(d))", "unix_micros(timestamp_seconds(f))", "CAST(d AS DECIMAL(16, 6))"],
+        *["try_make_timestamp_ltz(2020, 1, 1, 1, 30, d)", "CAST(f AS DECIMAL(38, 2))"],
+        *["map_from_entries(array(struct(d, j)))", "map_concat(map(d, j), map(7D, 1))"],
+        *["pmod(CAST(s AS DOUBLE), p)", "CAST(s AS DOUBLE) % j", "CAST(s AS DOUBLE) / j", "CAST(s AS INT) div j"],
+    ]
+    for ansi in (True, False):
+        outcome = compare(session, pa.table(columns), expressions, ansi=ansi, zone="Europe/Vienna")
+        assert outcome.differences == []
+
+
+_INTERVALS = (
+    *(
+        "1-2",
+        "|1-2",
+        "-0001-002",
+        "1-12",
+        " 1-2\t",
+        "7",
+        "-7",
+        "1 year",
+        "-1 2",
+        "1 2:3",
+        "1 24:00",
+        "61:3",
+        "3:61",
+        "4.",
+    ),
+    *(
+        "1 2:3:4.1234567",
+        "1 2:3:4.1234567891",
+        "10 23:60:00",
+        "1000:59:59.5",
+        "-0.5",
+        "-1.5",
+        ".5",
+        "1  2",
+        "\u0663",
+        "",
+    ),
+    *("interval '-1-2' year to month", "INTERVAL -'-1-2' YEAR TO  MONTH", "INTERVAL - '1-2' YEAR TO MONTH", "-+1-2"),
+    *(
+        "INTERVAL '7' DAY",
+        "INTERVAL '7.5' DAY",
+        "INTERVAL |'5' MINUTE",
+        "INTERVAL -'4.5' SECOND",
+        "interval'7'day",
+        None,
+    ),
+    *("178956970-7", "178956970-8", "-178956970-8", "2147483648", "-2147483648", "106751992", "1537228672809129301"),
+    *(
+        "106751991 04:00:54.775807",
+        "-106751991 04:00:54.775808",
+        "106751991 04:00:54.775808",
+        "2562047789:00",
+        "1-2\x00",
+    ),
+    *("9223372036854.775807", "9223372036854.775808", "-153722867280:54.775808", "99999999999999999999", "\u00a01-2"),
+)
+
+
+@pytest.mark.row("ps.4")
+def test_texts_that_are_cast_to_intervals_give_the_values_of_spark(session: SparkSession) -> None:
+    columns = {name: _repeated(pa.nulls(1, kind), len(_INTERVALS)) for name, (kind, _) in COLUMNS.items()}
+    columns["s"] = pa.array(_INTERVALS)
+    columns["t"] = _repeated(pa.array(["1-2", "1 2:3:4.5"]), len(_INTERVALS))
+    units = ["year", "month", "year to month", "day", "hour", "minute", "second", "day to hour", "day to minute"]
+    units += ["day to second", "hour to minute", "hour to second", "minute to second"]
+    expressions = [
+        *[f"CAST(try_cast(s AS INTERVAL {unit}) AS STRING)" for unit in units],
+        *[f"CAST(CAST(s AS INTERVAL {unit}) AS STRING)" for unit in units[:7]],
+        *["n + CAST(t AS INTERVAL YEAR TO MONTH)", "try_cast(t AS INTERVAL DAY TO SECOND)"],
+    ]
+    for ansi in (True, False):
+        outcome = compare(session, pa.table(columns), expressions, ansi=ansi, zone="UTC")
+        assert outcome.differences == []
+        assert outcome.equal == len(expressions)
+
+
 _OFFSETS = (
     *(
         "Z",
@@ -267,3 +362,60 @@ def test_intervals_of_numbers_and_encrypted_texts_give_the_values_of_spark(sessi
     outcome = compare(session, pa.table(columns), expressions, ansi=True, zone="UTC")
     assert outcome.differences == []
     assert outcome.equal == len(expressions)
+
+
+def _vectors(count: int) -> list[list[float | None] | None]:
+    """Vectors of up to 30 elements: long enough for several sums of eight. Some have nulls, NaN or infinity."""
+    random = Random(7)
+    vectors: list[list[float | None] | None] = [None, [], [0.0], [-0.0, -0.0], [3e38] * 9, [1e-45, None]]
+    odd = (None, float("nan"), float("inf"), float("-inf"), -0.0)
+    while len(vectors) < count:
+        vector: list[float | None] = [
+            random.gauss(0, 10 ** random.randint(-3, 3)) for _ in range(random.randint(1, 30))
+        ]
+        if len(vectors) % 5 == 0:
+            vector[random.randrange(len(vector))] = random.choice(odd)
+        vectors.append(vector)
+    return vectors
+
+
+@pytest.mark.row("ps.4")
+def test_functions_of_vectors_give_the_values_of_spark(session: SparkSession) -> None:
+    vectors = _vectors(60)
+    columns = {name: pa.nulls(len(vectors), kind) for name, (kind, _) in COLUMNS.items()}
+    columns["at"] = pa.array(vectors).cast(pa.list_(pa.string()))
+    columns["j"] = _repeated(pa.array([1, 2], pa.int32()), len(vectors))
+    given, other = "CAST(at AS ARRAY<FLOAT>)", "reverse(CAST(at AS ARRAY<FLOAT>))"
+    pairs = [f"vector_{name}" for name in ("cosine_similarity", "inner_product", "l2_distance")]
+    degrees = ("1.0F", "2.0F", "float('inf')", "CAST(j AS FLOAT)", "3.0F", "CAST(NULL AS FLOAT)")
+    expressions = [
+        *[f"{name}({given}, {other})" for name in pairs],
+        *[f"{name}(array(1.5F, -2.0F, 0.1F), array(float(j), 0.25F, 3.0F))" for name in pairs],
+        *[f"{name}({given}, array(1.0F))" for name in pairs],
+        *[f"{name}({given}, {degree})" for name in ("vector_norm", "vector_normalize") for degree in degrees],
+        *[f"{name}({given})" for name in ("vector_norm", "vector_normalize")],
+    ]
+    outcome = compare(session, pa.table(columns), expressions, ansi=True, zone="UTC")
+    assert outcome.differences == []
+    assert outcome.equal == len(expressions)
+
+
+@pytest.mark.row("ps.3")
+@pytest.mark.parametrize(("name", "function"), [("vector_sum", "VectorSum"), ("vector_avg", "VectorAvg")])
+def test_aggregates_of_vectors_give_the_values_of_spark(session: SparkSession, name: str, function: str) -> None:
+    kind = pa.list_(pa.float32())
+    cut = [None if each is None else each[: len(each) % 7] for each in _vectors(400)]
+    keys = [99 if each is None else len(each) + 7 * (at % 2) for at, each in enumerate(cut)]
+    table = pa.table({"k": keys, "v": pa.array(cut, kind)})
+    frame = session.createDataFrame(table).coalesce(1)
+    wanted = {row["k"]: row["v"] for row in frame.groupBy("k").agg({"v": name}).toDF("k", "v").toArrow().to_pylist()}
+    accumulator = accumulator_for(GroupAggregate(function, ("v",), "v", kind), table.schema)
+    state = [pa.array([], field.type) for field in accumulator.stored]
+    known, numbers = pa.array([], pa.int64()), np.empty(0, dtype=np.uint32)
+    for batch in table.to_batches(max_chunksize=90):
+        known = pa.concat_arrays([known, batch["k"]]).unique()
+        groups = np.array([known.index(key).as_py() for key in batch["k"]], dtype=np.uint32)
+        state = accumulator.combined(len(known), Rows(numbers, state), Rows(groups, [batch["v"]]))
+        numbers = np.arange(len(known), dtype=np.uint32)
+    found = dict(zip(known.to_pylist(), accumulator.result(state).to_pylist(), strict=True))
+    assert {key: shown(value) for key, value in found.items()} == {key: shown(value) for key, value in wanted.items()}

@@ -28,7 +28,7 @@ _EXAMPLE = re.compile(r"> (SELECT .*?);\n", re.S)
 OTHER_GROUPS = frozenset(
     {
         *("agg_funcs", "window_funcs", "generator_funcs", "sketch_funcs", "variant_funcs", "xml_funcs", "st_funcs"),
-        *("vector_funcs", "avro_funcs", "protobuf_funcs"),
+        *("avro_funcs", "protobuf_funcs"),
     }
 )
 """Functions that are no expressions over one row, or over types that streams of the engine do not have."""

@@ -37,6 +37,8 @@ class UnsupportedTypeError(UnsupportedExpressionError):
     def __init__(self, type_: object) -> None:
         collated = isinstance(type_, str) and " collate " in type_
         way = "; it compares text by its bytes: use lower(...) of a plain string" if collated else ""
+        if isinstance(type_, str) and type_.startswith("time("):
+            way = ", and Spark has it behind spark.sql.timeType.enabled, which is off: use a timestamp"
         super().__init__(f"the type {type_}", f"the engine does not support its values{way}")
 
 

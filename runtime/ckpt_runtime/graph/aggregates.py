@@ -102,6 +102,11 @@ def _weighted_numbers(types: Types) -> bool:
     return _numbers_of_64_bits((kind.field(0).type,)) and bool(pa.types.is_integer(kind.field(1).type))
 
 
+def _vectors(types: Types) -> bool:
+    kind = types[0]
+    return bool(pa.types.is_list(kind) and pa.types.is_float32(kind.value_type))
+
+
 def _ordered_by(types: Types) -> bool:
     return _is_ordered(types[1])
 
@@ -169,6 +174,8 @@ AGGREGATES: Mapping[str, AggregateFunction] = {
     "ApproximatePercentile": _F("ranked", _ranked, "the least value that the given share of values does not exceed"),
     "Mode": _F("mode", _collected, "the most frequent value"),
     "HistogramNumeric": _F("histogram", _numbers_of_64_bits, "bins, each with the mean and the number of its values"),
+    "VectorSum": _F("vectors", _vectors, "the sum of vectors, element by element"),
+    "VectorAvg": _F("vectors", _vectors, "the mean of vectors, element by element"),
 }
 """By the name of Spark's class. ``CountDistinct`` stands for a count with DISTINCT. Of other functions with DISTINCT
 the setting ``distinct`` is true; their argument is one that can be ordered."""

@@ -171,6 +171,8 @@ def statistics(rows: DataFrame) -> DataFrame:
         F.regr_r2(F.lit(1.5), number).alias("regr_r2_of_constant"),
         F.regr_r2(amount, F.lit(2)).alias("regr_r2_by_constant"),
         F.regr_slope(amount, F.lit(2)).alias("regr_slope_by_constant"),
+        F.vector_sum(F.expr("array(float(quantity), float(-0.0), float('inf'))")).alias("vector_sum"),
+        F.vector_avg(F.expr("array(float(0), float('nan'))")).alias("vector_avg"),
         F.first("country").alias("first"),
         F.last("country", ignorenulls=True).alias("last"),
         F.any_value("country").alias("any"),

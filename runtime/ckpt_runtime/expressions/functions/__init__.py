@@ -16,6 +16,7 @@ from ckpt_runtime.expressions.functions import (
     number_formats,
     predicates,
     strings,
+    vectors,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "number_formats",
     "predicates",
     "strings",
+    "vectors",
 ]

@@ -25,6 +25,7 @@ from ckpt_runtime.operators.aggregates.values import (
     Ranked,
     TopAccumulator,
 )
+from ckpt_runtime.operators.aggregates.vectors import Vectors
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, decoded_type
@@ -205,6 +206,7 @@ ACCUMULATORS: dict[str, type[GroupAccumulator]] = {
     "ranked": Ranked,
     "mode": MostFrequent,
     "histogram": Histogram,
+    "vectors": Vectors,
 }
 
 
