@@ -156,7 +156,8 @@ class ExecutionOptions:
         ProcessorTrigger.BUFFER,
         "What one call of handleInputRows covers: the rows of its key in one input buffer, since the last "
         "checkpoint, or since the interval began. Rows that wait for the end of an interval are part of "
-        "checkpoints.",
+        "checkpoints. A program whose triggers are all availableNow or once, without limits of their batches, sets "
+        "it to CHECKPOINT.",
     )
     PROCESSOR_TRIGGER_INTERVAL = ConfigOption(
         "execution.stateful-processor.trigger.interval",

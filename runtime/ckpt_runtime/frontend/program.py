@@ -20,7 +20,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -32,8 +32,8 @@ from warnings import filterwarnings
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import parse_duration
-from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
-from ckpt_runtime.frontend.capture import Capture, CapturedQuery
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions, ProcessorTrigger
+from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled
 from ckpt_runtime.frontend.mapping import add_queries, check_paths, delivered, location_of, spark_columns
@@ -41,8 +41,10 @@ from ckpt_runtime.frontend.scripts import ScriptEndedError, builds_session, may_
 from ckpt_runtime.frontend.typed_plan import Analysis
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import BATCH_LIMITS
 from ckpt_runtime.graph.kafka_columns import is_exactly_once
 from ckpt_runtime.graph.logical import LogicalPlan
+from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.graph.plan_classes import ISOLATED_PREFIX
 
 INTERVAL_FORM = 'one or more numbers with a unit (week, day, hour, minute, second, millisecond), such as "10 minutes"'
@@ -146,6 +148,17 @@ def set_options(starts: Sequence[Any], options: JobOptions) -> None:
         ):
             if not options.sets(option.key):
                 options.set(option.key, value)
+
+
+def gather_batch(starts: Sequence[Any], sources: Iterable[CapturedSource], options: JobOptions) -> None:
+    """Has functions with state called once for each key if all that is there is one batch of Spark.
+
+    It is if all triggers end with the data that is there, and no source limits the batches of ``availableNow``.
+    """
+    key = ExecutionOptions.PROCESSOR_TRIGGER.key
+    limited = any(option.lower() in BATCH_LIMITS for source in sources for option in source.options)
+    if all(start.once or (start.available_now and not limited) for start in starts) and not options.sets(key):
+        options.set(key, ProcessorTrigger.CHECKPOINT)
 
 
 def _location(starts: Sequence[Any]) -> str | None:
@@ -281,6 +294,8 @@ def load_plan(
     starts = [query.start for query in capture.queries]
     set_options(starts, options)
     add_queries(capture, plan, classes.resolve, fresh_queries(starts))
+    if any(isinstance(node.spec, ProcessSpec) for node in plan.nodes):
+        gather_batch(starts, capture.sources.values(), options)
     if submitted:
         check_paths(starts, plan)
     warnings = [*capture.clock.warnings, *stop_in_time(capture, options), *locations_without_use(starts, options)]

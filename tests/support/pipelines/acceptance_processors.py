@@ -629,13 +629,7 @@ program("update", schemas=PAIRS, rows=ROWS)(
 )
 
 
-program(
-    "update",
-    schemas=PAIRS,
-    settings={"execution.stateful-processor.trigger.type": "CHECKPOINT"},
-    trigger="once",
-    rows=ROWS,
-)(
+program("update", schemas=PAIRS, trigger="once", rows=ROWS)(
     function_of_frames_with_state_in_a_batch_of_several_files=lambda rows: rows.groupBy("k").applyInPandasWithState(
         running, COUNTED, "n LONG", "update", "NoTimeout"
     )

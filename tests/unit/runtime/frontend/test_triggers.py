@@ -8,8 +8,9 @@ import pytest
 from pyspark.sql.connect.proto import WriteStreamOperationStart
 
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
+from ckpt_runtime.frontend.capture import CapturedSource
 from ckpt_runtime.frontend.job import JobOptions
-from ckpt_runtime.frontend.program import fresh_queries, locations_without_use, set_options
+from ckpt_runtime.frontend.program import fresh_queries, gather_batch, locations_without_use, set_options
 from ckpt_runtime.graph.errors import PlanError
 
 INTERVAL = "execution.checkpointing.interval"
@@ -135,3 +136,25 @@ def test_queries_for_which_spark_makes_a_location_may_start_fresh_with_each_run(
 def test_program_that_cannot_continue_as_a_whole_is_refused(locations: tuple[str, ...], message: str) -> None:
     with pytest.raises(PlanError, match=message):
         set_options(ending(*locations), JobOptions({}))
+
+
+TRIGGER = "execution.stateful-processor.trigger.type"
+LIMITED = {"maxFilesPerTrigger": "1"}
+
+
+@pytest.mark.parametrize(
+    ("starts", "options", "submitted", "trigger"),
+    [
+        ([start(available_now=True), start(once=True)], {}, {}, "CHECKPOINT"),
+        ([start(available_now=True)], LIMITED, {}, None),
+        ([start(once=True)], LIMITED, {}, "CHECKPOINT"),
+        ([start(available_now=True), start()], {}, {}, None),
+        ([start(available_now=True)], {}, {TRIGGER: "BUFFER"}, None),
+    ],
+)
+def test_functions_with_state_are_called_once_for_all_that_is_there_if_that_is_one_batch_in_spark(
+    starts: list[Any], options: dict[str, str], submitted: dict[str, str], trigger: str | None
+) -> None:
+    conf = JobOptions(submitted)
+    gather_batch(starts, [CapturedSource("parquet", options, "id LONG")], conf)
+    assert conf.own.get_text(TRIGGER) == trigger
