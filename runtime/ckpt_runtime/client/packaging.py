@@ -17,7 +17,8 @@ from ckpt_runtime.client.errors import CkptClientError
 MAX_ARCHIVE_BYTES = 100 * 1024 * 1024
 _UPLOADED_AS_IT_IS = frozenset({".py", ".zip", ".jar"})
 _SKIPPED = frozenset({"__pycache__", "node_modules", "venv"})
-# The earliest time that a zip can store, used for all files: their own times would make equal contents differ.
+# The earliest time that a zip can store, used for all files: with their own times, equal contents would give different
+# zips.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
