@@ -226,9 +226,10 @@ def strict(*names: str) -> Callable[[Callable[[Call], Callable[..., Value]]], No
             if len(arguments) == 1:
                 only = arguments[0]
                 return lambda frame: kernel(only(frame))
-            if call.function not in _TAKES_NULLS and any(map(may_fail, call.arguments[1:])):
-                kinds = [value_type(argument.type) for argument in call.arguments]
-                return lambda frame: kernel(*_from_left_to_right(arguments, kinds, frame))
+            step = -1 if call.function in _FROM_RIGHT_TO_LEFT else 1
+            if call.function not in _TAKES_NULLS and any(map(may_fail, call.arguments[::step][1:])):
+                kinds = [value_type(argument.type) for argument in call.arguments[::step]]
+                return lambda frame: kernel(*_in_turn(arguments[::step], kinds, frame)[::step])
             if len(arguments) == 2:
                 left, right = arguments
                 return lambda frame: kernel(left(frame), right(frame))
@@ -259,7 +260,11 @@ _TAKES_NULLS = frozenset(
 """Functions for which Spark evaluates every argument, even where another one is null."""
 
 
-def _from_left_to_right(arguments: Sequence[Evaluator], kinds: Sequence[pa.DataType], frame: Frame) -> Sequence[Value]:
+_FROM_RIGHT_TO_LEFT = frozenset({"Divide", "IntegralDivide", "Remainder", "Pmod"})
+"""Functions whose last argument Spark evaluates first."""
+
+
+def _in_turn(arguments: Sequence[Evaluator], kinds: Sequence[pa.DataType], frame: Frame) -> Sequence[Value]:
     """Returns the values of arguments. As in Spark, an error does not count where an earlier argument is null."""
     try:
         return [argument(frame) for argument in arguments]

@@ -629,6 +629,19 @@ program("update", schemas=PAIRS, rows=ROWS)(
 )
 
 
+program(
+    "update",
+    schemas=PAIRS,
+    settings={"execution.stateful-processor.trigger.type": "CHECKPOINT"},
+    trigger="once",
+    rows=ROWS,
+)(
+    function_of_frames_with_state_in_a_batch_of_several_files=lambda rows: rows.groupBy("k").applyInPandasWithState(
+        running, COUNTED, "n LONG", "update", "NoTimeout"
+    )
+)
+
+
 @program("append", schemas=PAIRS, rows=ROWS)
 def function_of_frames_with_state_ends_by_event_time(rows: DataFrame) -> DataFrame:
     grouped = timed(rows, "1 second").groupBy("k")

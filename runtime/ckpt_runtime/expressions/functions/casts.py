@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +127,56 @@ def _of_intervals(source: SparkType, target: SparkType, mode: str) -> Callable[[
     return lambda value: compute(value.cast(pa.int64()) if pa.types.is_duration(value.type) else value)
 
 
+_MOST_DIGITS = {"day": 9, "hour": 10, "minute": 12, "second": 13}
+_LAST_VALUE = {"month": 11, "hour": 23, "minute": 59, "second": 59}
+"""The greatest values of fields behind the first one."""
+
+
+def _interval_parser(type_: str) -> Callable[[str], int | None]:
+    """Returns what reads texts as intervals of a type: as months, or as microseconds.
+
+    A text is the fields alone (``-1 02:03:04.5``) or a literal (``INTERVAL -'1 02:03' DAY TO MINUTE``). The result for
+    any other text, and for an interval that is too long, is None.
+    """
+    names = type_.removeprefix("interval ")
+    first, _, last = names.partition(" to ")
+    last = last or first
+    order = ["year", "month"] if first in ("year", "month") else list(_MOST_DIGITS)
+    fields = order[order.index(first) : order.index(last) + 1]
+    is_months, is_single = first in ("year", "month"), len(fields) == 1
+    if is_months:
+        body = "-".join([r"(\d+)"] * len(fields))
+    else:
+        body = rf"(\d{{1,{_MOST_DIGITS[first]}}})" + "".join(
+            rf"{' ' if before == 'day' else ':'}(\d{{1,2}})" for before in fields[:-1]
+        )
+    body += r"(?:\.(\d{1,9}))?" if last == "second" else "()"
+    unquoted = re.compile(rf"()([+|-])?{body}", re.ASCII)  # as in Spark, a bar stands for a plus sign
+    of_type = names.replace(" ", r"\s+")
+    literal = re.compile(rf"INTERVAL\s+([+|-])?'([+|-])?{body}'\s+{of_type}", re.ASCII | re.IGNORECASE)
+    limit = 1 << (31 if is_months else 63)
+
+    def parse(text: str) -> int | None:
+        text = texts.trimmed(text)
+        found = unquoted.fullmatch(text) or literal.fullmatch(text)
+        if found is None:
+            return None
+        *signs, fraction = found[1], found[2], found[found.re.groups]
+        values = dict(zip(fields, map(int, found.groups()[2:-1]), strict=True))
+        if any(values[field] > _LAST_VALUE[field] for field in fields[1:]):
+            return None
+        micros = int((fraction or "").ljust(9, "0")[:6])
+        whole = sum(value * _UNITS[field] for field, value in values.items()) + micros
+        # Spark takes the sign of seconds from the number in front of the point: it reads -0.5 as 0.5.
+        is_negative = signs.count("-") == 1 and not (type_ == "interval second" and whole == micros)
+        whole = -whole if is_negative else whole
+        if is_single and first != "second":  # Spark multiplies 64-bit numbers without a check
+            whole = (whole + (1 << 63)) % (1 << 64) - (1 << 63) if values[first] < 1 << 63 else limit
+        return whole if -limit <= whole < limit else None
+
+    return parse
+
+
 def bad_cast(value: object, source: SparkType, target: SparkType) -> EvaluationError:
     """Returns the error for a value that a type cannot hold."""
     condition = "CAST_INVALID_INPUT" if source == "string" else "CAST_OVERFLOW"
@@ -193,14 +245,10 @@ def _to_decimal(source: SparkType, found: tuple[int, int], result: pa.DataType, 
         wide = pa.decimal256(*known)
         return lambda value: to_decimal(value.cast(wide), *found, result, mode)
 
-    single = source == "float"
-
     def exact(number: float) -> decimal.Decimal | None:
-        if number != number or abs(number) == float("inf"):
-            if mode == "ansi":
-                raise bad_cast(number, source, f"decimal({found[0]},{found[1]})")
-            return None
-        return _fitting(decimal.Decimal(texts.double_text(number, single=single)), found, mode)
+        if not math.isfinite(number):
+            return None  # as in Spark, in ANSI mode too
+        return _fitting(decimal.Decimal(texts.double_text(number)), found, mode)
 
     return per_row(exact, result)
 
@@ -250,14 +298,15 @@ def _decoded(value: Value) -> Value:
 
 
 def _from_string(target: SparkType, mode: str, zone: datetime.tzinfo) -> Callable[[Value], Value]:
-    result = arrow_type(target)
+    result = value_type(target)
     if target == "binary":
         return lambda value: value.cast(result)
     parse = _parser(target, mode, zone)
+    fails = mode == "ansi" or (mode == "legacy" and _unit(target) > 0)  # for an interval, Spark fails in both modes
 
     def read(text: str) -> Any:
         value = parse(text)
-        if value is None and mode == "ansi":
+        if value is None and fails:
             raise bad_cast(text, "string", target)
         return value
 
@@ -298,6 +347,8 @@ def _parser(target: SparkType, mode: str, zone: datetime.tzinfo) -> Callable[[st
         return texts.parse_date
     if target in ("timestamp", "timestamp_ntz"):
         return lambda text: _timestamp(text, zone if target == "timestamp" else None)
+    if _unit(target):
+        return _interval_parser(str(target))
     raise UnsupportedExpressionError(f"a cast from string to {target}")
 
 
@@ -362,7 +413,14 @@ def _micros_of_double(seconds: float, mode: str) -> int | None:
         if mode == "ansi":
             raise bad_cast(seconds, "double", "timestamp")
         return None
-    return max(-(1 << 63), min((1 << 63) - 1, int(seconds * _MICROS)))
+    return nearest_long(seconds * _MICROS)
+
+
+def nearest_long(number: float) -> int:
+    """Returns a number without its fraction, or what is nearest to it in 64 bits. NaN is not allowed."""
+    if abs(number) >= 1 << 63:
+        return (1 << 63) - 1 if number > 0 else -(1 << 63)
+    return int(number)
 
 
 def _nested(source: SparkType, target: SparkType, mode: str, zone: str) -> Callable[[Value], Value]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import calendar
 import datetime
 import decimal
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.expressions import patterns, texts
 from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, by_row, function, kernel_of, strict
-from ckpt_runtime.expressions.functions.casts import caster, in_zone
+from ckpt_runtime.expressions.functions.casts import caster, in_zone, nearest_long
 from ckpt_runtime.expressions.functions.intervals import plus_months
 from ckpt_runtime.expressions.nodes import Call, Expression, Literal
 from ckpt_runtime.expressions.rows import per_row
@@ -278,7 +279,9 @@ def _unix_time(call: Call) -> Callable[..., Value]:
 def _of_unix_time(call: Call) -> Callable[..., Value]:
     size = _FROM_UNIX[call.function]
 
-    def micros(value: Any) -> int:
+    def micros(value: Any) -> int | None:
+        if isinstance(value, float):
+            return nearest_long(value * size) if math.isfinite(value) else None
         found = int(value * size)
         if not -(1 << 63) <= found < 1 << 63:
             raise EvaluationError("ARITHMETIC_OVERFLOW", "long overflow")

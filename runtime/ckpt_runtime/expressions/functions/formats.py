@@ -53,6 +53,8 @@ _URI = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.\-]*):)?(?://([^/?#]*))?([^?#]*)(?:\
 _LEGAL = re.compile(r"(?:[A-Za-z0-9_\-!.~'()*,;:$&+=?/\[\]@]|%[0-9a-fA-F]{2}|[^\x00-\x7f])*")
 _SERVER = re.compile(r"(?:([^@]*)@)?(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.\-]+)(?::(\d*))?")
 _HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9\-]*[A-Za-z0-9])?\.)*[A-Za-z](?:[A-Za-z0-9\-]*[A-Za-z0-9])?\.?")
+_SPACE = re.compile("[\x80-\x9f\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")
+"""Characters outside of ASCII that Java takes for a space or a control character; it accepts all others."""
 _IPV4 = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 
 
@@ -64,7 +66,7 @@ def _parts_of_url(url: str) -> dict[str, str | None] | None:
     pieces = [piece for piece in (authority, path, query, fragment) if piece]
     if not all(_LEGAL.fullmatch(piece) for piece in pieces) or "[" in path or "]" in path:
         return None
-    if any(ord(character) > 127 and (character.isspace() or not character.isprintable()) for character in url):
+    if _SPACE.search(url):
         return None
     if scheme is not None and not authority and not path and query is None:
         return None  # Java expects a scheme-specific part
@@ -223,10 +225,18 @@ def _number(value: Any, digits: str, flags: str, width: int) -> str:
 
 @by_row("UnBase32")
 def _of_base32(text: str) -> bytes:
-    """Skips other characters, accepts lower-case letters, and drops trailing bits that are not a whole byte."""
+    """Skips other characters, accepts lower-case letters, and drops trailing bits that are not a whole byte.
+
+    As in Spark, a last digit behind whole groups of eight makes a byte, of its upper bits and those in front of it.
+    """
     digits = re.sub(r"[^A-Za-z2-7]", "", text.split("=", maxsplit=1)[0]).upper()
     whole = digits + "A" * (-len(digits) % 8)
-    return base64.b32decode(whole)[: len(digits) * 5 // 8]
+    decoded = base64.b32decode(whole)
+    size = len(digits) * 5 // 8
+    if len(digits) % 8 == 1:
+        before = int.from_bytes(decoded[max(0, size - 1) : size + 1])  # 16 bits, of which the last 3 are filled up
+        return decoded[:size] + bytes([before >> 5 & 255])
+    return decoded[:size]
 
 
 @function("IsValidUTF8", "MakeValidUTF8", "ValidateUTF8", "TryValidateUTF8")

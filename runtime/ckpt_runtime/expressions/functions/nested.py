@@ -101,7 +101,12 @@ def checked_map(entries: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 by_row("CreateMap", nulls=True)(lambda *row: checked_map(list(zip(row[0::2], row[1::2], strict=True))))
-by_row("MapConcat")(lambda *maps: checked_map([entry for map_ in maps for entry in map_]))
+by_row("MapConcat")(lambda *maps: _map_of_entries([entry for map_ in maps for entry in map_]))
+
+
+def _map_of_entries(entries: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Returns a new map. As in Spark, a key of negative zero becomes positive if the entries come one by one."""
+    return checked_map([(abs(key) if isinstance(key, float) and key == 0 else key, item) for key, item in entries])
 
 
 @by_row("MapFromArrays")
@@ -115,7 +120,7 @@ def _map_from_arrays(keys: list[Any], values: list[Any]) -> list[tuple[Any, Any]
 def _map_from_entries(entries: list[dict[str, Any] | None]) -> list[tuple[Any, Any]] | None:
     if None in entries:
         return None
-    return checked_map([tuple(entry.values()) for entry in entries if entry is not None])
+    return _map_of_entries([tuple(entry.values()) for entry in entries if entry is not None])
 
 
 by_row("MapContainsKey")(lambda map_, key: any(sort_key(k) == sort_key(key) for k, _ in map_))
