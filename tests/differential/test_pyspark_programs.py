@@ -110,7 +110,7 @@ def test_examples_of_each_tenth_function_give_what_the_page_says(spark: SparkSes
         ("column", r"UNRESOLVED_COLUMN(.|\n)*refused_programs.py\", line \d+"),
         ("operation", "orderBy: a stream has no last row"),
         pytest.param("session", "another column", marks=pytest.mark.long),
-        pytest.param("aggregate", "HllSketchAgg", marks=pytest.mark.long),
+        pytest.param("aggregate", "CountMinSketchAgg", marks=pytest.mark.long),
         pytest.param("distinct", "DISTINCT", marks=pytest.mark.long),
         ("output mode", "append mode"),
         pytest.param("action", r"must be executed with writeStream\.start", marks=pytest.mark.long),

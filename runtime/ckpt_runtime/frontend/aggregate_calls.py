@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ckpt_runtime.expressions.functions.sketches import THETA_SIZES, sketch_library
 from ckpt_runtime.expressions.nodes import Call, Expression, Literal, Mode
 from ckpt_runtime.expressions.types import SparkType, UnsupportedExpressionError
 
@@ -43,8 +44,15 @@ _SAME_WHEN_DISTINCT = frozenset(
     {
         *("Min", "Max", "BoolAnd", "BoolOr", "CollectSet", "BitAndAgg", "BitOrAgg"),
         *("BitmapConstructAgg", "BitmapOrAgg", "BitmapAndAgg"),
+        *("HllSketchAgg", "HllUnionAgg", "ThetaSketchAgg", "ThetaUnionAgg", "ThetaIntersectionAgg"),
     }
 )
+_SKETCH_SIZES = {
+    "HllSketchAgg": (4, 21),
+    **dict.fromkeys(("ThetaSketchAgg", "ThetaUnionAgg", "ThetaIntersectionAgg"), THETA_SIZES),
+    **{f"Kll{part}Agg{kind}": (8, 65535) for part in ("Sketch", "Merge") for kind in ("Bigint", "Float", "Double")},
+}
+"""The least and the greatest size of the sketches of an aggregate: the last argument, which may be missing."""
 
 _PIVOTED: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(("byte", "short", "integer", "long"), str),
@@ -71,6 +79,9 @@ def aggregate_call(expression: Any, jvm: Any, function: Expression, condition: E
     if name == "ListAgg":
         arguments, listed = _listed(jvm, arguments)
         settings |= listed
+    if name in _SKETCH_SIZES or name == "HllUnionAgg":
+        settings |= _of_sketch(name, arguments[1:])
+        arguments = arguments[:1]
     if expression.isDistinct() and name not in _SAME_WHEN_DISTINCT:
         name, arguments, distinct = _of_distinct(name, arguments)
         settings |= distinct
@@ -170,6 +181,21 @@ def _listed(jvm: Any, arguments: tuple[Expression, ...]) -> tuple[tuple[Expressi
             return (_as_one((arguments[0], *by), 1),), settings
         settings["order"] = str(order.direction().toString()).lower()
     return arguments[:1], settings
+
+
+def _of_sketch(name: str, others: tuple[Expression, ...]) -> dict[str, Any]:
+    """The settings of an aggregate of sketches, from its arguments behind the first one."""
+    sketch_library(name)
+    if name == "HllUnionAgg":
+        [mixed] = others
+        if not isinstance(mixed, Literal):
+            raise UnsupportedExpressionError(name, "allowDifferentLgConfigK must be a constant")
+        return {"mixed": bool(mixed.value)}
+    least, most = _SKETCH_SIZES[name]
+    size = int(_constant(others[0])) if others else None
+    if size is not None and not least <= size <= most:
+        raise UnsupportedExpressionError(name, f"the size of its sketch is {size}, allowed are {least} to {most}")
+    return {} if size is None else {"size": size}
 
 
 def _only_if(condition: Expression, argument: Expression) -> Expression:

@@ -319,10 +319,9 @@ class _Grouping:
 
     def _group_aggregate(self, aggregate: TypedAggregate) -> GroupAggregate:
         if aggregate.function not in AGGREGATES:
-            instead = "count with approx_count_distinct, or " if "ketch" in aggregate.function else ""
             raise PlanError(
                 "agg",
-                f"the aggregate {aggregate.function} is not supported: {instead}collect the values with collect_list, "
+                f"the aggregate {aggregate.function} is not supported: collect the values with collect_list, "
                 "and aggregate them in foreachBatch, whose frames are Spark's",
             )
         condition = aggregate.arguments[-1:] if aggregate.filtered else ()

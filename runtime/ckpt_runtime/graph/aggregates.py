@@ -74,6 +74,8 @@ _texts = _first_is(pa.types.is_string, pa.types.is_binary)
 _integers = _first_is(pa.types.is_integer)
 _binaries = _first_is(pa.types.is_binary)
 _booleans = _first_is(pa.types.is_boolean)
+_hashed_by_hll = _first_is(pa.types.is_integer, pa.types.is_string)
+_hashed_by_theta = _first_is(pa.types.is_integer, pa.types.is_floating, pa.types.is_string)
 _numbers_of_64_bits = _first_is(pa.types.is_integer, pa.types.is_floating)
 
 
@@ -173,6 +175,17 @@ AGGREGATES: Mapping[str, AggregateFunction] = {
     "Median": _F("percentile", _weighted_numbers, "the exact percentile 0.5"),
     "ApproximatePercentile": _F("ranked", _ranked, "the least value that the given share of values does not exceed"),
     "Mode": _F("mode", _collected, "the most frequent value"),
+    "HllSketchAgg": _F("hll", _hashed_by_hll, "a HyperLogLog sketch of all values"),
+    "HllUnionAgg": _F("hll", _binaries, "the union of HyperLogLog sketches"),
+    "ThetaSketchAgg": _F("theta", _hashed_by_theta, "a theta sketch of all values"),
+    "ThetaUnionAgg": _F("theta", _binaries, "the union of theta sketches"),
+    "ThetaIntersectionAgg": _F("theta", _binaries, "the intersection of theta sketches"),
+    "KllSketchAggBigint": _F("kll", _integers, "a KLL sketch of integers"),
+    "KllSketchAggFloat": _F("kll", _numbers_of_64_bits, "a KLL sketch of floats"),
+    "KllSketchAggDouble": _F("kll", _numbers_of_64_bits, "a KLL sketch of doubles"),
+    "KllMergeAggBigint": _F("kll", _binaries, "KLL sketches of integers as one"),
+    "KllMergeAggFloat": _F("kll", _binaries, "KLL sketches of floats as one"),
+    "KllMergeAggDouble": _F("kll", _binaries, "KLL sketches of doubles as one"),
     "HistogramNumeric": _F("histogram", _numbers_of_64_bits, "bins, each with the mean and the number of its values"),
     "VectorSum": _F("vectors", _vectors, "the sum of vectors, element by element"),
     "VectorAvg": _F("vectors", _vectors, "the mean of vectors, element by element"),

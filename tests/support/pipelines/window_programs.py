@@ -51,10 +51,23 @@ def queries(rows: DataFrame) -> dict[str, tuple[DataFrame, str]]:
     )
     chained = (
         timed.groupBy(F.window("placed_at", "30 minutes"), "country")
-        .agg(F.count("*").alias("n"))
+        .agg(
+            F.count("*").alias("n"),
+            F.hll_sketch_agg("quantity", 6).alias("hll"),
+            F.theta_sketch_agg("amount", 7).alias("theta"),
+            F.kll_sketch_agg_double("amount", 4000).alias("kll"),
+        )
         .groupBy(F.window(F.window_time("window"), "2 hours"))
-        .agg(F.sum("n").alias("n"), F.count("*").alias("windows"), F.max("country").alias("last"))
-        .select("window.start", "n", "windows", "last")
+        .agg(
+            F.sum("n").alias("n"),
+            F.count("*").alias("windows"),
+            F.max("country").alias("last"),
+            F.hll_sketch_estimate(F.hll_union_agg("hll")).alias("quantities"),
+            F.theta_union_agg("theta", 8).alias("amounts"),
+            F.theta_intersection_agg("theta").alias("common"),
+            F.expr("kll_sketch_get_quantile_double(kll_merge_agg_double(kll), array(0.1, 0.5, 1.0))").alias("ranked"),
+        )
+        .select("window.start", "n", "windows", "last", "quantities", "amounts", "common", "ranked")
     )
     late = rows.withWatermark("placed_at", "12 hours").select("country", "placed_at")
     within = late.dropDuplicatesWithinWatermark(["country"]).select("country")
@@ -94,6 +107,8 @@ def updated(timed: DataFrame) -> DataFrame:
 def statistics(rows: DataFrame) -> DataFrame:
     """Every aggregate that is not bound to windows."""
     number, amount = F.col("quantity"), F.col("amount")
+    hll = F.hll_sketch_agg(F.date_format("placed_at", "HH:mm:ss"), 8)
+    theta, all_times = F.theta_sketch_agg(amount, 7), F.theta_sketch_agg(F.date_format("placed_at", "HH:mm:ss"))
     return rows.groupBy("country").agg(
         F.expr("count(amount, quantity)").alias("both"),
         F.count_if(number > 0).alias("positive"),
@@ -171,6 +186,13 @@ def statistics(rows: DataFrame) -> DataFrame:
         F.regr_r2(F.lit(1.5), number).alias("regr_r2_of_constant"),
         F.regr_r2(amount, F.lit(2)).alias("regr_r2_by_constant"),
         F.regr_slope(amount, F.lit(2)).alias("regr_slope_by_constant"),
+        F.hll_sketch_estimate(F.hll_union(hll, hll)).alias("hll"),
+        theta.alias("theta"),
+        F.theta_union(theta, all_times, 9).alias("theta_union"),
+        F.theta_intersection(theta, F.theta_sketch_agg(F.when(number > 1, amount))).alias("theta_intersection"),
+        F.theta_sketch_estimate(F.theta_difference(all_times, theta)).alias("theta_difference"),
+        F.expr("kll_sketch_get_quantile_bigint(kll_sketch_agg_bigint(quantity, 60000), 0.1)").alias("kll"),
+        F.expr("kll_sketch_get_rank_float(kll_sketch_agg_float(cast(amount AS float), 60000), 2.5f)").alias("rank"),
         F.vector_sum(F.expr("array(float(quantity), float(-0.0), float('inf'))")).alias("vector_sum"),
         F.vector_avg(F.expr("array(float(0), float('nan'))")).alias("vector_avg"),
         F.first("country").alias("first"),

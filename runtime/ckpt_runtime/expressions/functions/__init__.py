@@ -15,6 +15,7 @@ from ckpt_runtime.expressions.functions import (
     nested,
     number_formats,
     predicates,
+    sketches,
     strings,
     vectors,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "nested",
     "number_formats",
     "predicates",
+    "sketches",
     "strings",
     "vectors",
 ]

@@ -12,6 +12,7 @@ import pyarrow as pa
 from ckpt_runtime.graph.aggregates import AGGREGATES, GroupAggregate
 from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, array_of, filled, floats, integers
 from ckpt_runtime.operators.aggregates.numbers import Average, Bitmap, Bits, Count, CountIf, Extreme, Product, Sum
+from ckpt_runtime.operators.aggregates.sketches import HllSketches, KllSketches, ThetaSketches
 from ckpt_runtime.operators.aggregates.values import (
     Concatenated,
     Distinct,
@@ -206,6 +207,9 @@ ACCUMULATORS: dict[str, type[GroupAccumulator]] = {
     "ranked": Ranked,
     "mode": MostFrequent,
     "histogram": Histogram,
+    "hll": HllSketches,
+    "theta": ThetaSketches,
+    "kll": KllSketches,
     "vectors": Vectors,
 }
 

@@ -118,7 +118,7 @@ ARGUMENTS = {"CountIf": pa.bool_(), "BoolAnd": pa.bool_(), "BoolOr": pa.bool_()}
 
 
 def test_aggregates_whose_result_depends_on_the_order_of_rows_are_not_combined() -> None:
-    settings = {"bins": 2, "precision": 4, "tables": {"thresholds": [], "estimates": [], "biases": []}}
+    settings = {"size": 8, "bins": 2, "precision": 4, "tables": {"thresholds": [], "estimates": [], "biases": []}}
     for function in AGGREGATES:
         for kind in (pa.float64(), ARGUMENTS.get(function, INT)):
             schema = pa.schema([("k", INT), ("a", kind), ("b", kind)])
