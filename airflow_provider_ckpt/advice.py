@@ -20,7 +20,7 @@ TROUBLE, UNREACHABLE = "trouble", "unreachable"
 """The fields of a verdict's result that say why the last look of a wait failed, and whether no server listened."""
 _NO_SAVEPOINT = "no good savepoint"
 _UNTRUSTED = re.compile("self-signed certificate|unable to get (local )?issuer certificate")
-"""In OpenSSL's words, a certificate of an authority that is not known."""
+"""The text of OpenSSL's error for a certificate of an unknown authority."""
 _ID = re.compile(r"\b[0-9a-f]{32}\b")
 _IO_PROBLEM = "IO-problem detected"
 """In Flink's words, which the engine shares, for files that could not be written."""
@@ -44,7 +44,7 @@ def on_error(error: CkptClientError, conn_id: str) -> str:
 
 
 def _on_answer(text: str, error: CkptApiError, conn_id: str) -> str:
-    """The server that answers is not healthy, or is not a job manager."""
+    """The advice for a server that answers but is unhealthy or not a job manager."""
     if error.status >= 500:
         return _with(text, f"The log of the session of the connection {conn_id!r} may have more")
     if isinstance(error, UnexpectedAnswer) or error.status < 400 or error.status == 403:
@@ -54,13 +54,13 @@ def _on_answer(text: str, error: CkptApiError, conn_id: str) -> str:
 
 
 def on_refused_token(text: str, conn_id: str) -> str:
-    """The job manager refuses callers without the right token."""
+    """The advice for a job manager that refuses the token."""
     ways = f"Set the field Bearer token (password) of the connection {conn_id!r} to the token of the session"
     return _with(text, ways)
 
 
 def on_unreachable(text: str, conn_id: str) -> str:
-    """No server listens at the address, or its certificate is not trusted."""
+    """The advice if no server listens at the address, or its certificate is not trusted."""
     if _UNTRUSTED.search(text):
         return _with(
             text, f"Name the authority that has signed it in the field CA bundle of the connection {conn_id!r}"
@@ -86,7 +86,7 @@ def on_verdict(event: dict[str, Any], conn_id: str) -> str:
 
 
 def on_failure(cause: str) -> str:
-    """Why an operation has failed."""
+    """The reason why an operation has failed, with advice."""
     if _IO_PROBLEM not in cause:
         return cause
     return _with(cause, "The session must be able to write there: give another directory, or repair this one")

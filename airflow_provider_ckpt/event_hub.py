@@ -1,7 +1,7 @@
 """The hub of all waits of one process at one job manager, which wakes them.
 
-The hub has one stream of events, or one poll where there is no stream. A wait looks when it begins, when an event
-concerns its condition, and otherwise rarely, together with all other waits at its job. Simultaneous polls share their
+The hub has one stream of events, or one poll where there is no stream. A wait polls when it begins, when an event
+concerns its condition, and otherwise rarely, together with all other waits for its job. Simultaneous polls share their
 requests, and no request is sent while the job manager is known not to answer. The hub lives as long as any wait does.
 All its times are those of the event loop.
 """
@@ -36,9 +36,9 @@ _Standing: TypeAlias = tuple[str, Counter[str]]
 logger = logging.getLogger(__name__)
 
 FALLBACK_POLL_SECONDS = 300.0
-"""Between two polls of a wait that gets all events: a stream that loses an event must not hang a task."""
+"""Seconds between two polls of a wait that gets all events, so that a lost event cannot hang a task."""
 WAITS_PER_FALLBACK_POLL = 128
-"""Up to this many waits look at that interval; twice as many look half as often, which limits their requests."""
+"""Up to this many waits poll at that interval; twice as many poll half as often, which limits their requests."""
 ANY_JOB: Final = "*"
 """Stands in for a job id: waits for events of any job."""
 LINES_PER_SECOND = 4.0
@@ -47,11 +47,11 @@ between queries to its database. Triggers that log faster than this are throttle
 GAP_SECONDS = 0.25
 """Minimum time between two polls of one wait, however fast events come."""
 STARTING_SECONDS = 5.0
-"""How long a stream may take to begin: it begins at once, unless something on the way holds it back."""
+"""How long a stream may take to begin: it begins at once, unless a proxy delays it."""
 SETTLING_SECONDS = 2.0
-"""How long a first look waits for the stream to begin: later changes then arrive as events."""
+"""How long a first poll waits for the stream to begin: later changes then arrive as events."""
 STREAM_AGAIN_SECONDS = 60.0
-"""After this time a stream is requested again from a job manager that had none."""
+"""After this time, a stream is requested again from a job manager that did not offer one."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.2, 5.0
 
 
@@ -62,12 +62,12 @@ AT_A_TIME = 8
 
 
 class Interest(Protocol):
-    """The thing that a wait is for, such as a condition."""
+    """The subject of a wait, such as a condition."""
 
     absence: MissingPolicy
 
     def concerns(self, event: StreamedEvent) -> bool:
-        """Whether an event is a reason for another look."""
+        """Whether an event is a reason for another poll."""
 
 
 class Member(Once):
@@ -131,7 +131,7 @@ class Member(Once):
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """``since`` is the change after which it was sent."""
+    """A request in progress or its answer; ``since`` is the number of the last change before the request."""
 
     since: int
     at: float
@@ -168,14 +168,14 @@ class SharedAnswers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def changed(self, job_id: str | None = None) -> None:
-        """Something has happened to the job, or may have happened to all of them."""
+        """Invalidates earlier answers about the job, or about all jobs."""
         if job_id is None:
             self._all_changes += 1
         else:
             self._changes[job_id] = self._changes.get(job_id, 0) + 1
 
     def forget(self, job_id: str) -> None:
-        """No wait is left for the job, so its changes are not counted."""
+        """Stops counting the changes of a job for which no wait is left."""
         self._changes.pop(job_id, None)
         for key in [key for key in self._asked if key[0] == job_id]:
             del self._asked[key]
@@ -220,7 +220,7 @@ class EventHub:
         self._client = client
         self._members: dict[str, set[Member]] = {}
         self._begun: dict[str, float] = {}
-        """For each job, when its waits could have looked for the first time."""
+        """For each job, the time at which its waits could first have polled."""
         self.waiting = 0
         self._answers = SharedAnswers(client.execute)
         self._away: CkptClientError | None = None
@@ -255,11 +255,11 @@ class EventHub:
         return not self._members
 
     def close(self) -> None:
-        """Its connections close as soon as the event loop runs."""
+        """Closes the hub; its connections close as soon as the event loop runs."""
         self._watching.cancel()
 
     def seconds_until_polled(self, job_id: str) -> float:
-        """Seconds until all waits at a job look together."""
+        """Seconds until all waits for a job poll together."""
         return seconds_until_polled(_now() - self._begun[job_id], self.waiting)
 
     async def settled(self, seconds: float) -> None:
@@ -298,7 +298,7 @@ class EventHub:
                 member.call()
 
     def _is_away(self, error: CkptClientError) -> None:
-        """Other waits need no request to find that out."""
+        """Tells the other waits that the job manager is away, so that they send no requests."""
         news = self._away is None
         self._away = error
         self._settled.set()

@@ -63,7 +63,7 @@ def living(name: str, lines: Sequence[JobLine]) -> list[JobLine]:
 
 
 def latest_ended(name: str, lines: Sequence[JobLine]) -> JobLine | None:
-    """The job of this name that ended last."""
+    """The most recently ended job of this name."""
     ended = (line for line in lines if line.name == name and line.state in TERMINAL_STATES and not line.drill)
     return max(ended, key=lambda line: line.end_time_ms, default=None)
 
@@ -196,7 +196,8 @@ class NextStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step and why. A requested job starts from ``snapshot``; ``resumes`` when an earlier job has made that."""
+    """A step and its reason. A requested job starts from ``snapshot``; ``resumes`` is true if an earlier job wrote
+    it."""
 
     step: NextStep
     why: str
@@ -270,5 +271,5 @@ def _resume(earlier: EarlierJob) -> Plan:
 
 
 def _completed_unseen(statistics: CheckpointStatistics | None) -> bool:
-    """Whether more have completed than plain savepoints are shown."""
+    """Whether more snapshots have completed than the plain savepoints that are shown."""
     return statistics is not None and statistics.counts.completed > len(statistics.completed)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _SOURCE: Final = "ckpt"
 _BUCKETS: Final = {"s3": "s3", "s3a": "s3", "s3n": "s3", "gs": "gs", "gcs": "gs"}
-"""Stores whose keys do not begin with a slash, and what they are called."""
+"""Stores whose keys do not begin with a slash, with the names that OpenLineage uses for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Conditions, and the wait until there is a verdict or a deadline has passed.
 
-A condition polls the remote side once and judges the answer; it neither sleeps nor looks at a clock. The same one
+A condition polls the remote side once and judges the answer; it neither sleeps nor reads a clock. The same one
 serves an operator in its worker, a poking sensor and the triggerer. A wait polls it repeatedly, with growing pauses,
 also while the job manager does not answer; every other error ends the wait. The task's log shows its progress.
 """
@@ -47,7 +47,7 @@ class Log(Protocol):
 
 
 class KilledTask(Protocol):
-    """Actions of a condition when the task that waits for it is killed in the triggerer."""
+    """The actions available to a condition when its waiting task is killed in the triggerer."""
 
     @property
     def log(self) -> Log: ...
@@ -95,22 +95,22 @@ class MissingPolicy:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the last answer was such a one, not believed yet."""
+        """Whether the last answer was "not found" and is not confirmed yet."""
         return 0 < self._times < self.LIMIT
 
     def seen(self) -> None:
-        """Note that it was there."""
+        """Record that the object was found."""
         self._times = 0
 
     def missing(self, message: str) -> Verdict | None:
-        """Note that it was not there; a verdict once that has happened often enough."""
+        """Record that the object was not found; returns a verdict once this has happened often enough in a row."""
         self._times += 1
         return Verdict(Status.MISSING, message) if self._times >= self.LIMIT else None
 
 
 @dataclass(eq=False)
 class Condition(ABC):
-    """Something that can be waited for. Instances may remember what earlier looks saw.
+    """A condition that a task can wait for. Instances may remember the results of earlier polls.
 
     A subclass is a dataclass, whose fields are JSON values or what msgspec makes of them: so a trigger carries it.
     ``standing`` describes in a few words the result of the last poll that was not a verdict.
@@ -127,25 +127,25 @@ class Condition(ABC):
 
     @property
     def job(self) -> str | None:
-        """The job whose events can be the reason for another look; None if no event does."""
+        """The job whose events can cause another poll; None if no event does."""
         return None
 
     def concerns(self, event: StreamedEvent) -> bool:
-        """Whether an event of that job is a reason for another look."""
+        """Whether an event of that job is a reason for another poll."""
         return True
 
     @abstractmethod
     async def poll(self, client: AsyncCalls) -> Verdict | None:
-        """Look once at the remote side; None means "not yet"."""
+        """Poll the remote side once; None means "not yet"."""
 
     async def detail(self, client: AsyncCalls) -> str:
-        """More about the standing, for the log; called when a line is due, and may fail."""
+        """Details of the standing, for the log; called when a line is due, and may fail."""
         return ""
 
     @property
     @abstractmethod
     def subject(self) -> str:
-        """The thing that is waited for, as a noun phrase for messages."""
+        """The awaited object or event, as a noun phrase for messages."""
 
     def left_over(self) -> str:
         """What happens to the remote side when the waiting task is killed; empty if nothing was begun there."""
@@ -173,7 +173,7 @@ during which nothing is logged."""
 MAX_PAUSE_SECONDS = 30.0
 _JITTER = 0.2
 LAST_LOOK_SECONDS = 2.0
-"""A wait that has reached its deadline looks once more; that look may take this long."""
+"""A wait that has reached its deadline polls once more; that poll may take this many seconds."""
 
 
 class Progress:
@@ -234,7 +234,8 @@ class Backoff:
 
 
 def jittered(pause: float) -> float:
-    """Many tasks begin to wait at the same moment; jitter keeps them from asking at the same moments forever."""
+    """The pause with jitter, so that tasks that begin to wait at the same moment do not poll at the same moments
+    forever."""
     return pause * random.uniform(1 - _JITTER, 1 + _JITTER)
 
 
@@ -279,14 +280,14 @@ class Once(AsyncCalls):
 
     @property
     def called(self) -> bool:
-        """Whether there is a reason to poll before the pause is over."""
+        """Whether there is a reason to poll before the pause ends."""
         return False
 
     async def settled(self) -> None:
         """Wait until it is known what wakes this wait; at most a few seconds."""
 
     def begins(self) -> None:
-        """A poll begins: reasons from now on are reasons for the next one."""
+        """Marks the begin of a poll: later events are reasons for the next poll."""
 
     def pace(self) -> float:
         """Seconds until the next poll, unless it is called."""

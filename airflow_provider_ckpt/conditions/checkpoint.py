@@ -1,4 +1,4 @@
-"""The condition that wanted checkpoints of a job have completed."""
+"""The condition that the requested checkpoints of a job have completed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CheckpointGoal:
     checkpoints: bool = True
 
     def accepts(self, item: Checkpoint) -> bool:
-        """Whether one entry of the job's checkpoint history is wanted."""
+        """Whether an entry of the job's checkpoint history counts towards the goal."""
         return (
             item.status == "COMPLETED"
             and (self.savepoints if item.is_savepoint else self.checkpoints)
@@ -75,7 +75,7 @@ class CheckpointCondition(JobCondition):
         return event.type in _EVENTS
 
     async def look(self, client: AsyncCalls) -> Verdict | None:
-        # The state first: a job that had ended before its history was read has all of its history written.
+        # The state is read first: if the job had ended by then, the history that is read next is complete.
         job = await self.details(client)
         statistics = await client.checkpoint_statistics(self.job_id)
         self._seen.update({item.id: item for item in _entries(statistics) if self.goal.accepts(item)})
@@ -117,7 +117,7 @@ class CheckpointCondition(JobCondition):
         if wanted is None or wanted in shown or max(shown, default=0) < wanted:
             return None
         try:
-            # One that is pending may not be in Flink's list.
+            # A pending checkpoint may be missing in Flink's list.
             await client.checkpoint_details(self.job_id, wanted)
         except NotFound:
             text = f"checkpoint {wanted} of job {self.job_id} is no longer in its history, which is at {max(shown)}"

@@ -34,7 +34,8 @@ MAX_TRACE_CHARS = 16_000
 
 @dataclass(eq=False)
 class JobCondition(Condition):
-    """Base of what is waited for at one job. ``look`` may meet "not found" anywhere; ``_state`` is what it last saw."""
+    """Base of the conditions on one job. ``look`` may get "not found" from any request; ``_state`` is the last known
+    state."""
 
     job_id: str
 
@@ -56,7 +57,7 @@ class JobCondition(Condition):
 
     @abstractmethod
     async def look(self, client: AsyncCalls) -> Verdict | None:
-        """Look once at the job."""
+        """Poll the job once."""
 
     async def detail(self, client: AsyncCalls) -> str:
         return await progress_of(client, self.job_id, self._state)
@@ -155,7 +156,7 @@ async def statistics_of(client: AsyncCalls, job_id: str) -> CheckpointStatistics
 
 
 def is_starting(job: JobDetails) -> bool:
-    """Whether a task is still starting: a job is RUNNING in name before."""
+    """Whether a task is still starting, although the job may already be shown as RUNNING."""
     return any(vertex.tasks.get(state, 0) for vertex in job.vertices for state in _STARTING_STATES)
 
 
@@ -192,7 +193,7 @@ class RootCause:
 
 
 async def root_cause(client: AsyncCalls, job_id: str) -> RootCause:
-    """Why the job has failed, or is restarting."""
+    """The reason why the job has failed or is restarting."""
     try:
         history = await client.job_exceptions(job_id, 1)
     except NotFound:
@@ -218,7 +219,7 @@ async def job_line(client: AsyncCalls, job_id: str) -> str:
 
 
 async def progress_of(client: AsyncCalls, job_id: str, state: str) -> str:
-    """The last checkpoint, and of a job that is restarting the last failure."""
+    """The last checkpoint and, for a restarting job, the last failure."""
     cause = await root_cause(client, job_id) if state in _AFTER_FAILURES else RootCause()
     statistics = await statistics_of(client, job_id)
     checkpoint = "it takes no checkpoints" if statistics is None else checkpoint_line(statistics)

@@ -110,7 +110,7 @@ class CkptNotifier(BaseNotifier):
             given = getattr(task, "job_name", None) or getattr(task, "job", None)
         try:
             return conn_id, None if given is None else arguments.job(given)
-        except AirflowException:  # such as the output of a task that has returned nothing
+        except AirflowException:  # such as the output of a task without a result
             return conn_id, None
 
     def _deliver(self, context: Context, facts: Json, outside: str | None) -> None:
@@ -170,7 +170,7 @@ async def facts_of(client: AsyncCalls, job: str) -> Json:
 
 
 async def _health(client: AsyncCalls, line: JobLine) -> Json:
-    """Nothing on Flink, which has no verdict."""
+    """The verdict on the job's health; nothing on Flink, which has none."""
     try:
         health = await client.job_health(line.job_id)
     except CkptApiError as error:

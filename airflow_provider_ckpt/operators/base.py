@@ -243,7 +243,7 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
 
     @property
     def requester(self) -> str:
-        """The requester's name, for the savepoint catalogue and for clients that have to wait for an upgrade."""
+        """The name of the requester, for the savepoint catalogue and for clients that have to wait for an upgrade."""
         return f"airflow: {self.dag_id}/{self.task_id}"
 
     def execute_complete(self, context: Context, event: Json | None = None) -> Any:
@@ -389,7 +389,7 @@ class CkptOperationOperator(CkptJobOperator):
             Journal(context, RECORD).write(operation=self.operation.value, job_id=job_id, trigger_id=trigger_id)
             try:
                 self.ask(client, self.request(job_id, trigger_id))
-            except Conflict:  # perhaps it has ended since that look
+            except Conflict:  # perhaps it has ended since that poll
                 result = self.finished_earlier(client, job_id)
                 if result is None:
                     raise

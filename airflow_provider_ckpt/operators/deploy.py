@@ -137,7 +137,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
     # -- what is declared --------------------------------------------------------------------------------------
 
     def settle(self, context: Context) -> None:
-        """Work out what depends on the run; each part of a try begins with it."""
+        """Determine the values that depend on the run; each part of a try begins with this call."""
         instance: Any = context["ti"]
         bundle = getattr(instance, "bundle_instance", None)
         labels = {
@@ -284,13 +284,13 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         return bool(stored) and declared in Upgrade.from_json(stored).desired.options["configuration"].get(LABELS, "")
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
-        """Never: that the job differs from what is declared was seen in this try."""
+        """Never: this try has observed that the job differs from the declaration."""
         return False
 
     def _follow_other_run(
         self, context: Context, options: RunOptions, others: Any, deadline: float | None, last: Any
     ) -> Any:
-        """Another run has started a job of the name since this one has looked: look again."""
+        """Another run has started a job of the name since the last poll of this one: poll again."""
         return self._deploy(context, deadline)
 
     # -- starting ----------------------------------------------------------------------------------------------
@@ -370,7 +370,8 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
             return self._succeed(context, own, job_facts(self.ask(client, requests.job_details(runs))))
 
     def _lost_to_other_run(self, record: Upgrade) -> bool:
-        """Whether the upgrade that came first is one of this task; one that is over already is taken for that once."""
+        """Whether the upgrade that came first belongs to this task; an upgrade that has already ended counts as such
+        once."""
         if _is_over(self._until):
             return False
         with self.connected(self._until) as client:

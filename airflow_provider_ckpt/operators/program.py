@@ -33,7 +33,7 @@ class RunsProgram:
     log: Any
 
     def program_options(self) -> RunOptions:
-        """What these say of a job, checked.
+        """The job options that the arguments give, checked.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """

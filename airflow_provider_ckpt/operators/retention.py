@@ -222,7 +222,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         return deleted, refused
 
     def _dispose(self, client: CkptClient, path: str, deadline: float | None) -> str | None:
-        """Return why it was not deleted."""
+        """Delete a savepoint; return the reason if it was not deleted."""
         self._deleting = path
         limit = None if deadline is None else max(deadline - time.time(), 0.0)
         try:
@@ -283,7 +283,7 @@ def savepoints_of(documents: Sequence[Mapping[str, Any]], job_id: str | None = N
 
 
 def catalogued(savepoints: Sequence[Savepoint]) -> list[StoredSavepoint]:
-    """Those of the catalogue that can be read, the newest first."""
+    """The readable savepoints of the catalogue, the newest first."""
     found = [
         StoredSavepoint(
             item.location, item.completion_timestamp, item.lineage or item.job_id, item.problem, _proof_of(item)
@@ -329,5 +329,5 @@ def decide(found: Sequence[StoredSavepoint], *, keep: int | None, keep_for_ms: i
 
 
 def spared(decision: Decision, path: str, reason: str) -> Decision:
-    """The same, but that one stays."""
+    """The decision, changed so that this savepoint is kept."""
     return Decision({**decision.kept, path: reason}, [other for other in decision.deleted if other != path])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SAVEPOINT_FORMATS = ("NATIVE", "CANONICAL")
 _MOST_NAME_CHARS = 239
-"""Of a job's name in a partition key, which Airflow limits to 250 characters."""
+"""Maximum length of a job's name in a partition key, which Airflow limits to 250 characters."""
 
 
 class CkptSavepointOperator(CkptOperationOperator):

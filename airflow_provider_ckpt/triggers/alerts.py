@@ -29,7 +29,7 @@ LAG: Final = "lag"
 NO_SAVEPOINT: Final = "no-savepoint"
 ALERTS: Final = (NO_CHECKPOINT, LAG, NO_SAVEPOINT)
 PENDING: Final = ".pendingRecords"
-"""How the metric of a source ends, here and on Flink: the rows that wait in front of it."""
+"""The suffix of the metric for the rows that wait in front of a source, here and on Flink."""
 _INTENDED_ENDS = TERMINAL_STATES - {"FAILED"}
 
 
@@ -87,7 +87,7 @@ class CkptAlertTrigger(WatchingTrigger):
                     await asyncio.sleep(self.poll_interval)
 
     async def _looks(self, watch: AlertWatch) -> AsyncIterator[Json | None]:
-        """Look again and again, until the connection cannot be used; that counts as a session that does not answer."""
+        """Poll repeatedly until the connection cannot be used, which counts as a session that does not answer."""
         try:
             async with joined(CkptHook(self.ckpt_conn_id), watch, ANY_JOB, self.poll_interval) as member:
                 await member.settled()
@@ -111,7 +111,8 @@ def _now_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The result of one poll: since when (in ms) it has been wrong, or ``None`` while it is right; and in words."""
+    """The result of one poll: the time in ms since which the condition is violated, or ``None`` while it holds; and a
+    description."""
 
     since_ms: int | None
     words: str
@@ -119,8 +120,8 @@ class _Seen:
 
 
 class AlertWatch:
-    """Decides at each look whether to give an alert. The caller keeps its memory ``mark``, ``None`` before the first
-    look."""
+    """Decides at each poll whether to give an alert. The caller keeps its memory ``mark``, ``None`` before the first
+    poll."""
 
     def __init__(self, job: str, alert: str, longer_than: float, above: int = 0, mark: Json | None = None) -> None:
         self._job = job
@@ -130,14 +131,14 @@ class AlertWatch:
         self.mark = mark
         self.absence = MissingPolicy()
         self._sources: dict[str, list[tuple[str, list[str]]]] = {}
-        """For a job, the vertices whose sources report what waits, each with the names of those metrics."""
+        """For each job, the vertices whose sources report waiting rows, each with the names of those metrics."""
 
     def concerns(self, event: StreamedEvent) -> bool:
         """Never: an alert is about the absence of events."""
         return False
 
     async def look(self, client: AsyncCalls, now_ms: int) -> Json | None:
-        """Look once; return the alert if one is due.
+        """Poll once; return the alert if one is due.
 
         :raises CkptJobAmbiguous: for a name that several living jobs have.
         """
@@ -201,7 +202,7 @@ class AlertWatch:
         return _Seen(at_ms, f"the last one of {_named(line)} was checkpoint {last.id}", facts)
 
     async def _savepoints(self, client: AsyncCalls, line: JobLine) -> _Seen:
-        """Of the catalogue, where there is one, and of the history of the job."""
+        """The savepoints in the catalogue, if there is one, and in the history of the job."""
         found: list[tuple[int, str | None]] = []
         try:
             best = await client.latest_savepoint(job=self._job)

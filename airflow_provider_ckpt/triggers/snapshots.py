@@ -78,7 +78,7 @@ class CkptSnapshotsTrigger(WatchingTrigger):
             return [], self._log_trouble(error, pause)
 
     def _log_trouble(self, error: Exception, pause: float) -> float:
-        """Log what prevents the look; return the pause for that, given the previous one."""
+        """Log the error that prevents the poll; return the pause after it, given the previous pause."""
         self.log.warning("%s of job %r cannot be checked: %s", self.snapshots, self.job, error)
         return min(max(pause, self.poll_interval, 1.0) * 2, _LONGEST_PAUSE_SECONDS) * random.uniform(0.8, 1.0)
 
@@ -119,7 +119,8 @@ class SnapshotWatch:
                 found += await self._newer(client, known, before["id"])
         if line is None:
             if before is None and self.absence.missing(self._job) is not None:
-                # It has not begun: all of its completed snapshots are new, also those before its first poll.
+                # The watch of this job has not begun: all of its completed snapshots are new, even those before its
+                # first poll.
                 self.mark = {"job_id": None, "id": 0, "at_ms": None}
             return _each_once(found)
         self.absence.seen()

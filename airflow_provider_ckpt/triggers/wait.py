@@ -102,9 +102,9 @@ class CkptTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Give one event in every case; not before ``[ckpt] min_deferral`` seconds.
 
-        A worker's supervisor looks every five seconds only whether the process of a deferred task has ended. When the
-        scheduler hears of it while the task, resumed by then, is queued or runs again, it takes that end for the end of
-        the second process, and fails the task.
+        A worker's supervisor checks only every five seconds whether the process of a deferred task has ended. If the
+        scheduler gets its report while the resumed task is queued or runs again, it takes it for the end of the second
+        process and fails the task.
         """
         earliest = time.monotonic() + arguments.configured_seconds("min_deferral")
         hook = CkptHook(self.ckpt_conn_id)
@@ -130,7 +130,7 @@ class CkptTrigger(BaseTrigger):
         """Let the condition end everything that has to end with the task, and log whether the remote side continues.
 
         Airflow's triggerer cancels a killed trigger again about every second until it has ended, and so also this call,
-        which is therefore completed through all of that: otherwise a job would run on that was to be cancelled.
+        which is therefore completed through all of that: otherwise a job that should be cancelled would keep running.
         """
         work = asyncio.ensure_future(self.condition.on_kill(self))
         while not work.done():

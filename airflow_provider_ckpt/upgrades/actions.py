@@ -11,10 +11,9 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Hold the job's lineage for this upgrade, so that no other client ends or starts a job of it.
-
-    Performed before each change: it prolongs the claim, and nothing is changed without it. ``own_jobs`` are the jobs
-    that the upgrade itself may have started. Answers: Accepted, Lost, JobMissing.
+    """Hold the job's lineage for this upgrade, so that no other client ends or starts a job of it. It is performed
+    before each change, which it permits, and extends an existing claim. ``own_jobs`` are the jobs that the upgrade
+    itself may have started. Answers: Accepted, Lost, JobMissing.
     """
 
     job: str
@@ -44,7 +43,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Look at a job; ``closely`` and ``judged`` say what else to look at. Answers: Seen, JobMissing."""
+    """Request the state of a job; ``closely`` and ``judged`` select further facts. Answers: Seen, JobMissing."""
 
     job: str
     closely: bool = False

@@ -143,7 +143,7 @@ def _fields(schema: Iterable[str]) -> str:
 
 
 async def looked_at(client: AsyncCalls, action: act.Action) -> act.Answer:
-    """Look once. Raises NotFound; an unknown stop is reported together with its job."""
+    """Request the facts once. Raises NotFound; an unknown stop is reported together with its job."""
     match action:
         case act.ReadStop(job, trigger):
             return await _stop_seen(client, job, trigger)
@@ -229,7 +229,7 @@ def wall_clock_ms() -> int:
 
 
 class _Unconfirmed(Exception):
-    """Something seems to be missing: only several such answers in a row are believed."""
+    """An object seems to be missing: only several such answers in a row confirm it."""
 
 
 @dataclass(eq=False)

@@ -49,7 +49,7 @@ class Step(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How it ended. REFUSED: the old job is unchanged, or keeps running. STRANDED: a person has to act."""
+    """How the upgrade ended. REFUSED: the old job is unchanged, or keeps running. STRANDED: a person has to act."""
 
     UPGRADED = "UPGRADED"
     ROLLED_BACK = "ROLLED_BACK"
@@ -86,11 +86,11 @@ class DesiredUpgrade(Struct, frozen=True, kw_only=True):
 class Upgrade(Struct, frozen=True, kw_only=True):
     """The record. ``revision`` counts its changes.
 
-    ``series`` is what ids are made of, and ``new_job`` and ``restarted_job`` are those of the jobs that it may start.
+    ``series`` is the seed of its ids; ``new_job`` and ``restarted_job`` are the ids of the jobs that it may start.
     ``owner`` holds the programs. ``origin`` is the snapshot that the old job began with, ``snapshot`` the one that the
     next job resumes from. ``retainable``: its checkpoints can outlive it. ``stop_requested``: the old job may have been
     asked to stop, and ``refused_stops`` counts the refusals. ``restarted``: the old version was started again. ``why``
-    says why it went this way. ``lost``: another client holds the lineage.
+    is the reason for the outcome. ``lost``: another client holds the lineage.
     """
 
     desired: DesiredUpgrade
@@ -127,7 +127,7 @@ class Upgrade(Struct, frozen=True, kw_only=True):
         return self.desired.job
 
     def to_json(self) -> dict[str, Any]:
-        """For the journal, and for the next task: what JSON has, no tuples."""
+        """The record as plain JSON values, without tuples, for the journal and the next task."""
         document: dict[str, Any] = json.decode(json.encode(self))
         return document
 

@@ -62,18 +62,18 @@ _NAMESPACE = uuid.UUID("7a0f2f0e-6f3c-5c0e-9c55-27d94f1f1f0b")
 _RETENTION = "execution.checkpointing.externalized-checkpoint-retention"
 _CHECK_THE_ID = ". Check the id, and the connection"
 _CLAIM_MS, _PAUSED_CLAIM_MS = 24 * 3_600_000, 7 * 24 * 3_600_000
-"""How long an upgrade keeps its lineage from others without prolonging the claim."""
+"""How long an upgrade holds its lineage without extending the claim."""
 MAX_REFUSED_STOPS = 3
 REPEAT_AFTER_MS = 30_000
 """A request that was accepted shows an effect within this time, or is made again."""
 WATCHES = frozenset({Step.SAVEPOINT, Step.GATE, Step.ROLL_BACK})
-"""Steps that look again and again until something has happened."""
+"""Steps that poll repeatedly until an expected event has happened."""
 READS: Final = (Look, ReadStop, Preview)
 """Requests that change nothing."""
 
 
 class ChangeIsDue(Exception):
-    """A step that was only to look has found that it has to change something."""
+    """A step that may only read has found that a change is necessary."""
 
     def __init__(self, action: Action) -> None:
         super().__init__(type(action).__name__)
@@ -108,7 +108,7 @@ def decide(record: Upgrade, *, approved: bool, by: str = "") -> Upgrade:
 
 
 def drive(record: Upgrade, take: Callable[[Upgrade], Upgrade | None], keep: Callable[[Upgrade], None]) -> Upgrade:
-    """Take steps until one has to look again later, a person has to decide, or the upgrade has ended."""
+    """Take steps until one has to poll again later, a person has to decide, or the upgrade has ended."""
     while record.step is not Step.ENDED and (changed := take(record)) is not None:
         keep(changed)
         record = changed
@@ -275,7 +275,7 @@ def _preview(record: Upgrade) -> Preview:
 
 
 def _mismatch(record: Upgrade, answer: Answer) -> str:
-    """Why the new version cannot be started from the snapshot, according to its plan; empty when it can."""
+    """The reason why the new version cannot be started from the snapshot, according to its plan; empty if it can."""
     match answer:
         case Refused() | JobMissing():
             return _refusal(answer)
@@ -317,7 +317,7 @@ async def _stop_old(record: Upgrade, turn: Turn) -> Upgrade | None:
         stop_id = _id(record.series, "stop")
         request = Stop(record.old_job, stop_id, desired.directory, desired.format, record.claim)
         answer = await turn.ask(request)
-        if isinstance(answer, Refused):  # an earlier request may have been carried out: only another look shows it
+        if isinstance(answer, Refused):  # an earlier request may have been carried out: only another poll shows it
             refused = record.refused_stops + 1
             return _next(record, Step.SAVEPOINT, record.deadline, why=answer.reason, refused_stops=refused)
         return None
@@ -358,7 +358,7 @@ def _is_too_old(record: Upgrade, newest: Newest | None, now_ms: int) -> bool:
 
 
 def _ended_by_itself(record: Upgrade, job: Seen, now_ms: int) -> Upgrade:
-    """The old job has ended, and no savepoint that it took for this upgrade is known."""
+    """Handle the end of the old job without a known savepoint for this upgrade."""
     old, newest, stopped = f"job {record.old_job}", job.newest, _was_stopped(job)
     if job.state == "CANCELED" or (stopped and not record.stop_requested):
         return _refuse(record, f"{old} was {'stopped' if stopped else 'cancelled'} by another client")
@@ -394,7 +394,7 @@ async def _cancel_old(record: Upgrade, turn: Turn) -> Upgrade | None:
 
 
 def _with_snapshot(record: Upgrade, snapshot: str | None) -> Upgrade:
-    """The old version has ended and left this snapshot."""
+    """Continue with the snapshot that the old version left when it ended."""
     record = replace(record, snapshot=snapshot)
     if record.desired.goal is Goal.SUSPEND:
         return _end(record, Outcome.SUSPENDED)

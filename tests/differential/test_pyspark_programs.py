@@ -19,7 +19,7 @@ from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
-from tests.support.parity import compare_examples, page, shown, statuses
+from tests.support.parity import NOT_ON_STREAMS, compare_examples, page, pyspark_functions, shown, statuses
 from tests.support.pipelines import spark_programs
 
 if TYPE_CHECKING:
@@ -80,6 +80,13 @@ def test_examples_of_all_functions_are_equal_to_spark_or_refused(spark: SparkSes
     examples = compare_examples(spark)
     assert [(example.query, example.note) for example in examples if example.kind == "differs"] == []
     assert page(examples) == FUNCTIONS_PAGE.read_text(), "`make docs` writes the page"
+
+
+def test_every_function_of_pyspark_is_on_the_page_of_functions() -> None:
+    text, _, others = FUNCTIONS_PAGE.read_text().partition("## Others")
+    compared, listed = (set(re.findall(r"`([^`]+)`", part)) for part in (text, others))
+    assert [name for name in pyspark_functions() if name not in compared | listed] == []
+    assert compared.isdisjoint(NOT_ON_STREAMS)
 
 
 @pytest.mark.row("ps.4")

@@ -386,6 +386,7 @@ def test_unchanged_script_that_reads_what_its_queries_write_runs_as_a_client_and
 
 
 @pytest.mark.row("ps.9")
+@pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_script_with_python_functions_runs_as_a_client_and_prints_what_it_prints_in_spark(
     spark: SparkSession,
     cluster: MiniCluster,
@@ -393,7 +394,9 @@ def test_script_with_python_functions_runs_as_a_client_and_prints_what_it_prints
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    beside: bool,
 ) -> None:
+    """With ``beside``, all functions are those of a module that the script imports."""
     mine, theirs = tmp_path / "engine", tmp_path / "spark"
     for directory in (mine, theirs):
         (directory / "words").mkdir(parents=True)
@@ -404,6 +407,10 @@ def test_script_with_python_functions_runs_as_a_client_and_prints_what_it_prints
     wanted = capfd.readouterr().out
     assert "PATH_NOT_FOUND" in wanted
     assert "['A', 'A', 'A']" in wanted
+    if beside:
+        shutil.copy(script, tmp_path)
+        script = tmp_path / "start-functions.py"
+        script.write_text("import sys\nfrom live_functions import main\nmain(sys.argv[1])\n")
     with rest_in_front_of(cluster, port) as url:
         command = run_as_client(url, script, str(mine), options=["-p", "1"])
         ended = subprocess.run(command, capture_output=True, text=True, timeout=patient(120), check=False)

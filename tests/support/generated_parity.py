@@ -22,7 +22,7 @@ from ckpt_runtime.expressions.evaluation import Evaluator, Frame, compile_expres
 from ckpt_runtime.expressions.nodes import Call, Expression, Lambda
 from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError, arrow_type
 from ckpt_runtime.frontend.catalyst import ExpressionReader
-from tests.support.parity import OTHER_GROUPS, catalogue
+from tests.support.parity import OF_ROWS, catalogue
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,7 +117,7 @@ def examples_of(spark: SparkSession, functions: Iterable[str]) -> list[str]:
     found = [
         query.removeprefix("SELECT ")
         for name, group, query in catalogue(spark)
-        if name in wanted and group not in OTHER_GROUPS
+        if name in wanted and group not in OF_ROWS and " FROM VALUES " not in query
     ]
     return sorted(set(found))
 

@@ -37,8 +37,8 @@ Other modules: ``barrier_handler`` (one subtask's barriers), ``state_assignment`
 ``statistics`` (what REST shows), ``configuration`` (settings and their overrides), ``completed_checkpoint``
 (the content of metadata).
 
-The coordinator is made of parts. Each part owns its fields and knows only the parts above it in this list; none knows
-the coordinator. An effect is emitted where it is decided.
+The coordinator is made of parts. Each part owns its fields and refers only to the parts above it in this list; no part
+refers to the coordinator. An effect is emitted where it is decided.
 
 * ``ExecutionView``: the graph, attempts, which subtasks have finished.
 * ``PendingCheckpoints``: pending checkpoints and aborted ids.
@@ -59,8 +59,8 @@ Invariants:
 * A write whose outcome is unknown is read again; it never counts as a failure.
 * The savepoint of a stop gets a pointer before its completion is reported, so that no other driver undoes its
   commits.
-* What an earlier driver left is deleted after this driver's first checkpoint, pointers first: until then a restore
-  could still use a pointer that was written late. Shared files of a killed worker are searched for at each restart.
+* Leftovers of an earlier driver are deleted after this driver's first checkpoint, pointers first: until then, a restore
+could still use a pointer that was written late. Shared files of a killed worker are searched for at each restart.
 * In-flight data is redistributed per receiver: in-flight data of an old subtask and edge is assigned, in order, to the
   subtasks that now own its rows. A restore with in-flight data on a changed edge is refused.
 * During a stop only the savepoint is triggered: in any other checkpoint the stopped sources would count as finished.

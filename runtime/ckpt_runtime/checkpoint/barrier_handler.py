@@ -220,7 +220,8 @@ class _Pending:
 
     @property
     def may_switch_to_unaligned(self) -> bool:
-        """Whether it may turn unaligned. A limit of 0 bytes means full alignment, because no data fits into it."""
+        """Whether the checkpoint may turn unaligned. A limit of 0 bytes means full alignment, because no data fits into
+        it."""
         return self.options.unaligned and not self.collecting and self.options.max_inflight_data_bytes != 0
 
     @property
@@ -234,7 +235,7 @@ class _Pending:
 class BarrierHandler:
     """Handles the barriers of one subtask.
 
-    In ``aligned_only`` channels, no barrier may overtake data, and no data a barrier: they always align.
+    ``aligned_only`` channels always align: neither barriers nor data overtake each other in them.
 
     ``now.rel_ms`` is only used to measure alignment. ``now.abs_ms`` is compared with the trigger timestamp, which was
     taken on another machine: a clock that is behind keeps a checkpoint aligned for longer, but never makes it wrong.

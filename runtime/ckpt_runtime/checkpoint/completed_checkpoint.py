@@ -1,4 +1,4 @@
-"""A completed checkpoint or savepoint: the content of its metadata, and the location of each piece of it. Pure.
+"""A completed checkpoint or savepoint: the content of its metadata and the locations of its files. Pure.
 
 Handles are also part of acknowledgements. Paths are relative to the snapshot's directory, or absolute URLs for files
 elsewhere. Handles of keyed state record their kind and version. ``msgspec`` writes and reads all of it as JSON;
@@ -207,7 +207,7 @@ class SubtaskState:
 
 
 def check_state(state: SubtaskState, where: str) -> None:
-    """Raises :class:`DocumentError` for values in ``state`` that are not valid in a document."""
+    """Raises :class:`DocumentError` for values in ``state`` that a document cannot contain."""
     for operator in state.operators.values():
         for handle in operator.keyed:
             match handle:
@@ -317,7 +317,7 @@ class SharedStateRegistry:
         return paths
 
     def knows(self, path: str) -> bool:
-        """Whether the file is in use, or was until it was given up."""
+        """Whether the file is in use, or was in use until it was given up."""
         return path in self._entries or path in self._given_up
 
 
@@ -370,8 +370,8 @@ class CompletedCheckpoint:
     barrier overtook data in its channels; its state is then only that in-flight data, without operators. ``edges`` are
     the job's edges in its order; snapshots older than in-flight data have none. ``written_by`` is the release that
     wrote the snapshot; None in snapshots older than this field. ``written_to`` is, for a snapshot that was read, the
-    directory that its metadata names; it differs from ``directory`` after a move or a copy. ``lineage`` is the job's,
-    and None in snapshots of earlier releases.
+    directory that its metadata names; it differs from ``directory`` after a move or a copy. ``lineage`` is the lineage
+    of the job; None in snapshots of earlier releases.
     """
 
     id: int
@@ -423,7 +423,7 @@ class CompletedCheckpoint:
         )
 
     def claimed(self) -> CompletedCheckpoint:
-        """The snapshot as the job that now owns it refers to it, in ``directory``.
+        """Returns the snapshot, in ``directory``, in the form in which the job that now owns it refers to it.
 
         Files that later increments may refer to get an absolute path, like all shared files, because they outlive the
         savepoint they belonged to (FLINK-39964). In a checkpoint, such files are shared already.

@@ -107,7 +107,7 @@ class PendingCheckpoint:
 
     @property
     def can_abort(self) -> bool:
-        """Whether it can be aborted. While it is being finalised, only the storage's answer can end it."""
+        """Whether the checkpoint can be aborted. While it is being finalised, only an answer of the storage ends it."""
         return self.state not in (PendingState.WRITING, PendingState.STORING)
 
     @property
@@ -241,7 +241,7 @@ class PendingCheckpoints(dict[int, PendingCheckpoint]):
         self._stats.report_completed(pending.id, pending.metadata.directory)
 
     def aborted(self, pending: PendingCheckpoint, at_abs_ms: int, message: str, *, is_failure: bool = True) -> None:
-        """Forgets an aborted checkpoint; one that ``is_failure`` stays in the statistics with its message."""
+        """Removes an aborted checkpoint; with ``is_failure``, it stays in the statistics with its message."""
         del self[pending.id]
         if is_failure:
             self._stats.report_failed(pending.id, at_abs_ms, message)
@@ -293,7 +293,7 @@ class CheckpointFailureManager:
         # Tasks that have acknowledged it are stopped until it completes: only a restart frees them.
         if task_level and properties.is_synchronous:
             return attempt_is_running
-        # A savepoint that expires or cannot be written is its user's concern; the job is not failed for it.
+        # A savepoint that expires or cannot be written concerns only its user and does not fail the job.
         if not task_level and properties.is_savepoint:
             return False
         if not reason.is_counted or not self._is_new(checkpoint_id):
@@ -319,7 +319,7 @@ class CheckpointFailureManager:
 
 
 class CheckpointFailures:
-    """Carries out the consequences of failures and owns their count; ``emit`` takes the effects."""
+    """Handles the consequences of failures and owns their count; ``emit`` takes the effects."""
 
     def __init__(
         self,
@@ -584,5 +584,6 @@ class Completion:
 
 
 def _owned(pending: PendingCheckpoint) -> bool:
-    """Whether the job owns it. The user owns a stop's savepoint; its pointer keeps its commits from being undone."""
+    """Whether the job owns the snapshot. The savepoint of a stop belongs to the user; its pointer prevents its commits
+    from being undone."""
     return not pending.request.properties.is_savepoint

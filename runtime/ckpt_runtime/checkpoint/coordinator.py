@@ -281,7 +281,7 @@ class CheckpointCoordinator:
 
     @property
     def latest_is_owned(self) -> bool:
-        """False while a restore would use a snapshot that the user still owns."""
+        """Whether the job owns the snapshot that a restore would use now; also true if there is none."""
         return self._retention.latest_is_owned
 
     @property

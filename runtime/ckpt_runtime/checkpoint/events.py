@@ -117,7 +117,7 @@ class ConfigurationPatched:
 
 @dataclass(frozen=True, slots=True)
 class RetentionAsked:
-    """If the job is cancelled, its checkpoints are retained, regardless of the settings."""
+    """Requests that the checkpoints are retained if the job is cancelled, regardless of the settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class BacklogChanged:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWanted:
-    """A source waits for a checkpoint that covers the rows which it has sent; it asks again while it waits."""
+    """A source waits for a checkpoint that covers the rows it has sent; it repeats the event while it waits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ class ExecutionView:
         return self._executions.get(execution.key) == execution and execution.key not in self._finished
 
     def finished(self, execution: ExecutionId) -> bool:
-        """Records the end of a subtask; returns False for one that is not running."""
+        """Records the end of a subtask; returns False if the subtask is not running."""
         if not self.is_running(execution):
             return False
         self._finished.add(execution.key)

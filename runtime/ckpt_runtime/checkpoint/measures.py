@@ -1,7 +1,7 @@
-"""What the operators of a subtask have measured between two checkpoints, for reports of progress. Pure.
+"""The measures of a subtask's operators between two checkpoints, for progress reports. Pure.
 
-Measures belong to the checkpoint that ends their interval. Those of an aborted checkpoint belong to the next one, with
-which a subtask sends them again: each row is part of the measures of exactly one completed checkpoint.
+Measures belong to the checkpoint that ends their interval. The measures of an aborted checkpoint are sent again with
+the next one: each row is part of the measures of exactly one completed checkpoint.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from ckpt_runtime.graph.schema import NonNegative
 
 Combine = Callable[[str, Sequence[bytes]], bytes]
-"""Combines what an ``observe`` of that uid has observed in several intervals."""
+"""Combines the results of the ``observe`` with that uid over several intervals."""
 ENOUGH_LOOKS = 2
-"""Of so many looks in an interval, the last one began in it."""
+"""If an interval counts this many polls, the last of them began in the interval."""
 MOST_INTERVALS = 16
-"""Maximum number of intervals that a subtask keeps apart. Beyond it the oldest ones are combined."""
+"""Maximum number of separate intervals in a subtask. Beyond it, the oldest intervals are combined."""
 
 
 class EventTimes(Struct, frozen=True):
@@ -40,11 +40,11 @@ class OperatorMeasures(Struct, frozen=True, omit_defaults=True):
     """One operator in one interval.
 
     ``state`` is Spark's name of an operator with state, and empty for others. ``stored_rows``, ``stored_bytes`` and
-    ``watermark`` are those at the end of the interval; an operator without state has none. ``observed`` are partial
-    results of ``observe``. ``pending`` is the number of rows that a source knows to wait. ``reached`` and ``latest``
-    are the offsets of a source's partitions, by topic, behind the rows that it has read and behind those that exist;
-    ``begun`` are those behind which it has begun to read. ``looks`` counts how often a source has looked for rows and
-    found none. ``uncommitted``: a sink still has output to commit.
+    ``watermark`` are the values at the end of the interval; None for an operator without state. ``observed`` are
+    partial results of ``observe``. ``pending`` is the number of rows waiting in a source, if known. ``reached`` and
+    ``latest`` are offsets of a source's partitions, by topic: the ends of the rows that it has read and of the rows
+    that exist. ``begun`` are the offsets at which it began to read. ``looks`` counts the polls of a source that
+    returned no rows. ``uncommitted``: a sink still has output to commit.
     """
 
     uid: str
@@ -68,12 +68,12 @@ class OperatorMeasures(Struct, frozen=True, omit_defaults=True):
     begun: dict[str, dict[str, int]] = {}
 
     def less(self, before: OperatorMeasures) -> OperatorMeasures:
-        """The same with counts since an earlier measurement, which were since the operator was opened."""
+        """Converts counts since the operator was opened into counts since the measurement ``before``."""
         counts = {name: max(0, getattr(self, name) - getattr(before, name)) for name in _COUNTS}
         return replace(self, **counts)
 
     def and_(self, later: OperatorMeasures, combine: Combine) -> OperatorMeasures:
-        """Those of this interval and a later one of the same operator and subtask."""
+        """Combines the measures of this interval and a ``later`` one of the same operator and subtask."""
         parts = [each for each in (self.observed, later.observed) if each]
         times = [each for each in (self.event_times, later.event_times) if each is not None]
         return replace(
@@ -95,7 +95,7 @@ class Interval(Struct, frozen=True):
     operators: Annotated[tuple[OperatorMeasures, ...], Meta(max_length=1000)]
 
     def and_(self, later: Interval, combine: Combine) -> Interval:
-        """This interval and the one after it as one."""
+        """Combines this interval and the one after it."""
         pairs = zip(self.operators, later.operators, strict=True)
         return Interval(later.checkpoint_id, tuple(first.and_(second, combine) for first, second in pairs))
 
@@ -104,7 +104,7 @@ Intervals = Annotated[tuple[Interval, ...], Meta(max_length=2 * MOST_INTERVALS)]
 
 
 class OpenIntervals:
-    """The intervals of a subtask whose checkpoints are not known to have completed, oldest first."""
+    """The intervals of a subtask whose checkpoints have not been reported as completed, oldest first."""
 
     def __init__(self, combine: Combine) -> None:
         self._combine = combine
@@ -112,18 +112,18 @@ class OpenIntervals:
         self._aborted: set[int] = set()
 
     def add(self, interval: Interval) -> tuple[Interval, ...]:
-        """Adds an interval that has ended, and returns all that its checkpoint may have to report."""
+        """Adds an interval that has ended, and returns all intervals that its checkpoint may have to report."""
         self._open.append(interval)
         self._join()
         return tuple(self._open)
 
     def completed(self, checkpoint_id: int) -> None:
-        """Forgets what that checkpoint has reported."""
+        """Removes the intervals that the completed checkpoint has reported."""
         self._open = [interval for interval in self._open if interval.checkpoint_id > checkpoint_id]
         self._aborted = {known for known in self._aborted if known > checkpoint_id}
 
     def aborted(self, checkpoint_id: int) -> None:
-        """Lets the interval after that of an aborted checkpoint begin where this one began."""
+        """Merges the interval of an aborted checkpoint into the next one."""
         if any(interval.checkpoint_id == checkpoint_id for interval in self._open):
             self._aborted.add(checkpoint_id)
             self._join()

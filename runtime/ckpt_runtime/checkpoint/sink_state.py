@@ -1,4 +1,4 @@
-"""The snapshot state of transactional sinks, and what they need to know about earlier writers. Pure.
+"""The snapshot state of transactional sinks, and the facts about earlier writers that they need. Pure.
 
 Each subtask keeps the files that wait for their commit, and the sink's id, so that any subtask's copy suffices after
 rescaling.
@@ -21,7 +21,7 @@ PENDING = "pending"
 MESSAGES = "messages"
 """Name of a single committer's list state. An item holds the committables of a checkpoint as texts, by subtask."""
 NEXT_BATCH = "next batch"
-"""Name of a single committer's list state. Its item is the batch id of the first checkpoint that has none yet."""
+"""Name of a single committer's list state. Its item is the batch id of the first checkpoint without one."""
 DRILL_MARK = "restore-drill"
 """Marks the state of every sink of a restore drill: no job may start from the drill's checkpoints."""
 
@@ -57,7 +57,7 @@ class SinkLineage:
 
 
 def new_sink_id(seed: str, uid: str) -> str:
-    """The id of a sink that starts for the first time. ``seed`` is unique to the job's submission."""
+    """Returns the id of a sink that starts for the first time. ``seed`` is unique to the job's submission."""
     return hashlib.sha256(f"{seed}\0{uid}".encode()).hexdigest()[:16]
 
 

@@ -149,7 +149,7 @@ def restored_max_parallelism(checkpoint: CompletedCheckpoint) -> dict[str, int]:
 
 
 def _without(checkpoint: CompletedCheckpoint, uids: frozenset[str]) -> CompletedCheckpoint:
-    """The checkpoint as it would be without these operators; a vertex goes with all of its operators."""
+    """Returns the checkpoint without these operators; a vertex without operators is removed."""
     if not uids:
         return checkpoint
     gone = {vertex.id for vertex in checkpoint.vertices if uids.issuperset(vertex.operator_uids)}
@@ -183,10 +183,10 @@ def _states_by_uid(checkpoint: CompletedCheckpoint) -> dict[str, _OperatorState]
 
 
 def _with_known_watermarks(operators: Mapping[str, _OperatorState], graph: JobGraph) -> Mapping[str, _OperatorState]:
-    """The states, those of watermarks without given uids under the uids that these have now.
+    """Returns the states, with the states of watermarks without given uids moved to their present uids.
 
-    Earlier versions derived them from the positions in the program, which ascend as the numbers of today do. One behind
-    filters that the snapshot does not know starts with the time of the one in front of them, which the query had.
+    Earlier versions derived them from the positions in the program, which are in the same order as the present numbers.
+    A watermark behind filters that the snapshot lacks starts with the time of the watermark in front of these filters.
     """
     nodes = [node for vertex in graph.vertices for node in vertex.operators if node.kind == WATERMARK]
     behind = [node.uid for node in nodes if FILTERED in node.uid]
@@ -280,8 +280,8 @@ def _finished_vertices(operators: Mapping[str, _OperatorState], graph: JobGraph)
 
 
 def _vertex_status(operators: Mapping[str, _OperatorState], vertex: JobVertex) -> _Finished:
-    # Operators without state and without a given uid may be new, or have the derived uid of one elsewhere: where the
-    # others of their chain had finished, no row reaches them.
+    # Operators without state and without a given uid may be new or have the derived uid of another operator. No row
+    # reaches them if the other operators of their chain had finished.
     decisive = [node for node in vertex.operators if node.stateful or node.uid_given] or vertex.operators
     found = {node.uid: operators[node.uid].finished if node.uid in operators else _Finished.NONE for node in decisive}
     statuses = set(found.values())

@@ -181,7 +181,8 @@ class Triggering:
             self._offer(None, CheckpointProperties(), now, final=True)
 
     def on_wanted(self, event: on.CheckpointWanted, now: Instant) -> None:
-        """Requests a checkpoint for a source, unless one is on its way: then the source asks again behind it."""
+        """Requests a checkpoint for a source unless one is in progress; the source repeats its request after that
+        one."""
         if self._schedule.is_running and not self.requests.queue and not self._pending:
             self._offer(None, CheckpointProperties(), now)
 

@@ -26,7 +26,7 @@ from ckpt_runtime.cli.output import size_text
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError
-from ckpt_runtime.client.packaging import pack_pipeline
+from ckpt_runtime.client.packaging import pack_pipeline, pack_script
 from ckpt_runtime.client.waiting import watch
 from ckpt_runtime.configuration.cluster_options import ConnectOptions, SecurityOptions
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
@@ -181,10 +181,10 @@ def _become_script(
         )
     if cli.settings.insecure:
         raise CommandError("--insecure: PySpark always checks the certificate; give --ca-file", ExitCode.USAGE)
-    # Workers run the file, too, if its queries call functions that it defines.
-    name = file.name if file.stem.isidentifier() else "script.py"
-    program = cli.client().upload_pipeline(name, pack_pipeline(file)[1])
-    script = SubmittedScript(program, list(arguments), dict(configuration))
+    # Workers run the file, too, if its queries call functions of it or of the modules beside it.
+    module, content = pack_script(file)
+    program = cli.client().upload_pipeline(f"{module}.zip", content)
+    script = SubmittedScript(program, module, list(arguments), dict(configuration))
     # The mode is enabled from the beginning: the script may define functions before it makes its session.
     environment = {**os.environ, "SPARK_CONNECT_MODE_ENABLED": "1"}
     environment["SPARK_REMOTE"] = connect_address(cli.client().url, port, cli.address()[1], script)

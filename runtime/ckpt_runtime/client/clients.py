@@ -188,7 +188,7 @@ class AsyncCkptClient(AsyncCalls):
     """
 
     renew_token: Callable[[], str | None] | None = None
-    """Called in a thread when the server refuses the present token; returns another token, or None if there is none."""
+    """Called in a thread when the server refuses the current token; returns another token or None."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class AsyncCkptClient(AsyncCalls):
         """
         retry_timeout_s = self.retry_timeout_s if retry_timeout_s is None else retry_timeout_s
         lost = False
-        """Whether an attempt may have been carried out without an answer; its outcome is looked up if possible."""
+        """Whether an attempt may have succeeded although its answer was lost; its outcome is looked up if possible."""
 
         async def attempt() -> T:
             nonlocal lost
@@ -292,7 +292,7 @@ class AsyncCkptClient(AsyncCalls):
             await asyncio.sleep(feed.pause_after(lost, time.monotonic(), retry_timeout_s))
 
     async def _send(self, call: Call[T]) -> T:
-        """One attempt; a second one with another token if the server refuses this one."""
+        """Send one attempt, and a second one with another token if the server refuses the first."""
         try:
             return await self._send_once(call)
         except Unauthorized as error:
@@ -374,7 +374,7 @@ class CkptClient(_Methods):
         return self.run(self.calls.execute(call, retry_timeout_s=retry_timeout_s))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Block until a coroutine that uses ``calls`` has ended. An exception from a signal handler cancels it."""
+        """Block until a coroutine that uses :attr:`calls` has ended. An exception from a signal handler cancels it."""
         if threading.current_thread().name == _LOOP_THREAD:
             work.close()
             raise RuntimeError("a blocking client was called from a coroutine that a blocking client runs")
@@ -424,7 +424,7 @@ def _shared_loop() -> asyncio.AbstractEventLoop:
 
 
 def _after_fork() -> None:
-    """A child process has the loop's memory, but not its thread."""
+    """Reset the loop in a child process, which inherits its memory but not its thread."""
     global _loop, _loop_lock
     _loop, _loop_lock = None, threading.Lock()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ckpt_runtime.contract.jobs import root_cause_line
 
 UNKNOWN_JOB = "FlinkJobNotFoundException"
-"""The exception that Flink names in answers with status 500, and in failed operations, if there is no such job."""
+"""The exception that Flink names in answers with status 500 and in failed operations if the job does not exist."""
 
 
 class CkptClientError(Exception):
@@ -111,7 +111,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_outcome_unknown(error: BaseException) -> bool:
-    """Whether the request may have been carried out although the job manager's answer is missing."""
+    """Whether the request may have been executed although its answer was lost."""
     if isinstance(error, CkptApiError):
         return error.status in _UNKNOWN_OUTCOMES
     return isinstance(error, Unreachable) and error.sent

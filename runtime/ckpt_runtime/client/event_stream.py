@@ -51,7 +51,7 @@ class StreamedEvent:
 class EventFeed:
     """Follows events over one connection after the other.
 
-    The next connection continues after ``last_event_id``; None: with the events that come from then on.
+    The next connection continues after ``last_event_id``; with None, it continues with new events only.
     """
 
     def __init__(self, jobs: Collection[str] | None = None, last_event_id: str | None = None) -> None:
@@ -75,7 +75,7 @@ class EventFeed:
         return {"method": "GET", "url": self._url, "headers": headers, "timeout": timeout}
 
     def is_stream(self, response: httpx.Response) -> bool:
-        """Whether events follow; else :meth:`refused` says why not, once the answer has been read."""
+        """Whether events follow. If not, :meth:`refused` returns the reason after the answer has been read."""
         return response.status_code == 200 and response.headers.get("content-type", "").startswith(_MEDIA_TYPE)
 
     def refused(self, response: httpx.Response) -> CkptClientError:

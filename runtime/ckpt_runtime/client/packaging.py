@@ -1,5 +1,7 @@
 """Turns a pipeline on disk into the content of an upload: a ``.py`` as it is, a directory as a reproducible zip.
 
+A script that runs as a client is a zip of it and of the modules beside it that it imports.
+
 A ``.jar`` is also uploaded as it is: a Flink cluster runs it, and a session refuses it.
 
 Reads files only; nothing of the pipeline is imported or run here.
@@ -7,9 +9,10 @@ Reads files only; nothing of the pipeline is imported or run here.
 
 from __future__ import annotations
 
+import ast
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ckpt_runtime.client.errors import CkptClientError
@@ -17,7 +20,8 @@ from ckpt_runtime.client.errors import CkptClientError
 MAX_ARCHIVE_BYTES = 100 * 1024 * 1024
 _UPLOADED_AS_IT_IS = frozenset({".py", ".zip", ".jar"})
 _SKIPPED = frozenset({"__pycache__", "node_modules", "venv"})
-# The earliest time that a zip can store, used for all files: their own times would make equal contents differ.
+# The earliest time that a zip can store, used for all files: with their own times, equal contents would give different
+# zips.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -32,7 +36,8 @@ def pack_pipeline(path: Path) -> tuple[str, bytes]:
     """
     try:
         if path.is_dir():
-            return f"{path.resolve().name or 'pipeline'}.zip", _zip(path)
+            files = {file.relative_to(path).as_posix(): file for file in _files(path)}
+            return f"{path.resolve().name or 'pipeline'}.zip", _zip(path, files)
         if not path.is_file():
             raise PackagingError(f"{path}: no such file or directory")
         if path.suffix.lower() not in _UPLOADED_AS_IT_IS:
@@ -44,16 +49,51 @@ def pack_pipeline(path: Path) -> tuple[str, bytes]:
         raise PackagingError(f"{path}: {error.strerror or error}") from error
 
 
-def _zip(root: Path) -> bytes:
+def pack_script(script: Path) -> tuple[str, bytes]:
+    """Returns the name of a script's module, and a zip of it with the modules and packages beside it that it imports.
+
+    Imports are found in the text of the script and of these modules; packages are complete, with their data. A script
+    whose file name is no name of a module is ``__main__``. Raises :class:`PackagingError`.
+    """
+    try:
+        module = script.stem if script.stem.isidentifier() else "__main__"
+        found = {f"{module}.py": script}
+        todo = [script]
+        while todo:
+            for name in sorted(_imported(todo.pop())):
+                file, folder = script.with_name(f"{name}.py"), script.with_name(name)
+                # A folder without Python files has data, and only by chance the name of an installed package.
+                beside = [file] * file.is_file() + [*_files(folder)] * any(folder.rglob("*.py"))
+                new = {each.relative_to(script.parent).as_posix(): each for each in beside}
+                todo.extend(new[each] for each in new.keys() - found.keys() if each.endswith(".py"))
+                found = new | found
+        return module, _zip(script, dict(sorted(found.items())))
+    except OSError as error:
+        raise PackagingError(f"{script}: {error.strerror or error}") from error
+
+
+def _imported(file: Path) -> set[str]:
+    """The top-level modules and packages that a file imports by their full names; none if it is not Python's syntax."""
+    try:
+        nodes = [*ast.walk(ast.parse(file.read_bytes()))]
+    except (SyntaxError, ValueError):
+        return set()  # the run of the script shows the error, if it executes the file
+    names = [each.name for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
+    return {name.partition(".")[0] for name in names}
+
+
+def _zip(root: Path, files: Mapping[str, Path]) -> bytes:
+    """A zip of files by their names in it; ``root`` is what errors name."""
     target = io.BytesIO()
     size = 0
     count = 0
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for file in _files(root):
+        for name, file in files.items():
             size += file.stat().st_size
             if size > MAX_ARCHIVE_BYTES:
                 raise PackagingError(f"{root}: more than {MAX_ARCHIVE_BYTES} bytes of files")
-            entry = zipfile.ZipInfo(file.relative_to(root).as_posix(), _EPOCH)
+            entry = zipfile.ZipInfo(name, _EPOCH)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16
             archive.writestr(entry, file.read_bytes())

@@ -172,7 +172,7 @@ def hold_lineage(
     snapshot: str | None = None,
     requester: str | None = None,
 ) -> Call[UpgradeInProgress]:
-    """Begin or prolong an upgrade of the job's lineage: requests of other owners to end or start its jobs are refused.
+    """Begin or extend an upgrade of the job's lineage: requests of other owners to end or start its jobs are refused.
 
     ``own_jobs`` are the jobs that the upgrade itself may have started; ``snapshot`` is retained for the upgrade. A
     conflict if another owner holds the lineage, or has started a job in place of this one.
@@ -356,7 +356,7 @@ def execution_result(job_id: str) -> Call[ExecutionResult]:
 def cancel_job(job_id: str, *, owner: str | None = None, incarnation: int | None = None) -> Call[None]:
     """Start cancelling; does nothing to a canceled job, and is a conflict for a finished or failed one.
 
-    ``incarnation``: a conflict unless the job is this one of its lineage.
+    With ``incarnation``, the request fails with a conflict unless the job is this run of its lineage.
     """
     return Call("PATCH", _job(job_id), _nothing, query={"mode": "cancel"}, headers=_owned(owner, incarnation))
 
@@ -558,8 +558,8 @@ def latest_savepoint(
 ) -> Call[Savepoint]:
     """Find the latest good savepoint of those that :func:`list_savepoints` lists; not found if there is none.
 
-    ``before_ms``: of those that had completed by then, in ms since the epoch. A job that starts from it reads
-    everything since that time again.
+    With ``before_ms`` (ms since the epoch), only savepoints that had completed by that time count. A job that starts
+    from the result reads everything since that time again.
     """
     query = _catalogue_query(directory, job)
     if before_ms is not None:

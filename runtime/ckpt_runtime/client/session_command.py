@@ -153,7 +153,8 @@ def _umask() -> int:
     with suppress(OSError, IndexError, ValueError):
         status = Path("/proc/self/status").read_text()
         return int(status.partition("\nUmask:")[2].split()[0], 8)
-    # Here it can only be read by setting it. Other threads see the new value briefly, so the strictest one is set.
+    # On this system, it can only be read by setting it. Other threads briefly see the new value, so the strictest umask
+    # is set.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

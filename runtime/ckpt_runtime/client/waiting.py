@@ -1,7 +1,7 @@
 """Waits: when a request is repeated, how often a wait polls, and when it ends.
 
 The command line, operators, sensors and triggers all wait with these coroutines. The clock of a deadline and the pause
-between two polls are arguments, so a test may have its own.
+between two polls are arguments, so tests can replace them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ckpt_runtime.contract.jobs import RETAINS, TERMINAL_STATES
 T = TypeVar("T")
 
 DEFAULT_RETRY_TIMEOUT_S = 1.0
-"""How long a request is repeated by default while the server does not serve."""
+"""How long a request is repeated by default while the server is unavailable."""
 POLL_PATIENCE_S = 30.0
 """How long one poll of a wait is repeated, so that the wait survives the start of a new driver."""
 DEFAULT_POLL_INTERVAL_S = 1.0

@@ -80,11 +80,11 @@ class Configuration:
         return self._values.get(canonical_key(key), default)
 
     def with_option(self, option: ConfigOption[T], value: T) -> Configuration:
-        """Copies it with one option set to a value."""
+        """Returns a copy with one option set to a value."""
         return Configuration({**self._values, option.key: option.format(value)})
 
     def with_values(self, values: Mapping[str, str | None]) -> Configuration:
-        """Copies it with some keys set, or removed where the value is None (the form of FLIP-530's ad-hoc change)."""
+        """Returns a copy with keys set, or removed if their value is None (the form of FLIP-530's ad-hoc change)."""
         changed = dict(self._values)
         for key, value in _in_present_spelling(values).items():
             if value is None:
@@ -94,7 +94,7 @@ class Configuration:
         return Configuration(changed)
 
     def without(self, prefix: str) -> Configuration:
-        """Copies it without the keys that start with ``prefix``."""
+        """Returns a copy without the keys that start with ``prefix``."""
         return Configuration({key: value for key, value in self._values.items() if not key.startswith(prefix)})
 
     def to_dict(self) -> dict[str, str]:

@@ -115,7 +115,7 @@ class ValueType(Protocol[T_co]):
 
     @property
     def allowed(self) -> str:
-        """What a value may be, for error messages and the documentation."""
+        """The allowed values, for error messages and the documentation."""
 
     def parse(self, text: str) -> T_co:
         """Reads the value of a text. Raises ValueError; users see :attr:`allowed`, not its message."""
@@ -328,7 +328,8 @@ _PAIR_PART = re.compile(r"""\s*(?:'((?:[^']|'')*)'|"((?:[^"]|"")*)"|([^'",:]*))\
 
 @dataclass(frozen=True, slots=True)
 class MapType:
-    """Takes pairs of texts in Flink's form: ``key:value,key:value``, and in quotes what holds a comma, colon or quote.
+    """Takes pairs of texts in Flink's form: ``key:value,key:value``, with quotes around a text that holds a comma,
+    colon or quote.
 
     A quote within quotes is written twice.
     """

@@ -46,7 +46,7 @@ _NEARLY_THE_SAME_WORD = 0.86
 
 
 def validate(configuration: Configuration, scope: OptionScope) -> None:
-    """Raises :class:`InvalidConfigurationError` with everything that is wrong.
+    """Raises :class:`InvalidConfigurationError` with a list of all problems.
 
     ``scope`` says whose configuration it is: a job's may hold JOB options only, a cluster's may hold all.
     """
@@ -56,7 +56,7 @@ def validate(configuration: Configuration, scope: OptionScope) -> None:
 
 
 def find_problems(configuration: Configuration, scope: OptionScope) -> tuple[Problem, ...]:
-    """Finds everything that is wrong, in the order of the keys. Finds clashes only if each option alone is valid."""
+    """Finds all problems, in the order of the keys. Finds clashes only if each option alone is valid."""
     problems = [problem for key in configuration if (problem := problem_of(configuration, key, scope))]
     if problems:
         return tuple(problems)

@@ -83,16 +83,18 @@ def program_of_commands(commands: Sequence[Any], settings: Mapping[str, str]) ->
 
 
 def program_of_script(
-    script: bytes, arguments: Sequence[str], answers: list[Answer], options: dict[str, str]
+    archive: bytes, module: str, arguments: Sequence[str], answers: list[Answer], options: dict[str, str]
 ) -> Program:
     """Returns a program that runs a script again, up to the start of the query that follows ``answers``.
 
-    ``script`` is a zip of one module, and ``options`` are added to those of the query.
+    ``archive`` is a zip of the script, which is ``module``, and of modules that it imports. ``options`` are added to
+    those of the query. Raises PlanError if the archive has no such module.
     """
-    with zipfile.ZipFile(io.BytesIO(script)) as packed:
+    with zipfile.ZipFile(io.BytesIO(archive)) as packed:
         files = {name: packed.read(name) for name in packed.namelist()}
-    (module,) = files
-    recorded = RecordedScript(module.removesuffix(".py"), list(arguments), answers, options)
+    if f"{module}.py" not in files:
+        raise PlanError("script", f"{module!r} is none of the modules that were uploaded: {', '.join(sorted(files))}")
+    recorded = RecordedScript(module, list(arguments), answers, options)
     files |= {f"{ENTRY}.py": PROGRAM.encode(), FILE_NAME: msgspec.json.encode(recorded)}
     return Program(_archive(files), f"{ENTRY}:pipeline")
 

@@ -28,12 +28,13 @@ _FAILED, _INTERRUPTED, _TERMINATED = 1, 130, 143
 
 
 class SubmittedScript(Struct, frozen=True):
-    """A script that runs as a client: the id of its uploaded file, its arguments, and options of all of its jobs.
+    """A script that runs as a client: the id of its upload, its module there, its arguments, options of all its jobs.
 
     ``program`` is empty for other clients.
     """
 
     program: str = ""
+    module: str = ""
     arguments: list[str] = []
     options: dict[str, str] = {}
 

@@ -382,8 +382,9 @@ class ConnectServer:
                 self._check_code(session, command)
             if session.defines_functions or any(map(code_in, commands)):
                 answers = session.recording.before(request.operation_id)
-                script = await self._queries.script(session.script.program)
-                program = program_of_script(script, session.script.arguments, answers, options)
+                script = session.script
+                archive = await self._queries.script(script.program)
+                program = program_of_script(archive, script.module, script.arguments, answers, options)
             else:
                 program = program_of_commands(commands, session.settings)
             own = session.options.effective.to_dict()

@@ -345,7 +345,7 @@ class UnreadableSavepoint(Savepoint, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class SavepointList(Struct, frozen=True):
-    """``/savepoints``: those below ``directory``, the latest first."""
+    """``/savepoints``: the savepoints below ``directory``, the latest first."""
 
     directory: str
     savepoints: tuple[Savepoint, ...]
@@ -359,7 +359,7 @@ class UnreadDirectory(Struct, frozen=True):
 
 
 class KnownSavepoints(Struct, frozen=True):
-    """``/savepoints/known``: those below every directory that the session knows, the latest first."""
+    """``/savepoints/known``: the savepoints below every directory known to the session, the latest first."""
 
     directories: tuple[str, ...]
     unread: tuple[UnreadDirectory, ...]

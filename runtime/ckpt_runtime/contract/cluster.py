@@ -206,7 +206,7 @@ class EntryPoint(Struct, frozen=True):
 
 
 class Holder(Struct, frozen=True, rename=spelling.kebab()):
-    """The holder of an uploaded pipeline, and since when it holds it."""
+    """The holder of an uploaded pipeline, and the time at which the hold began."""
 
     owner: str
     since_ms: int
@@ -223,7 +223,7 @@ class Pipeline(Struct, frozen=True, kw_only=True, rename=spelling.PIPELINE):
 
     @property
     def entry_points(self) -> tuple[str, ...]:
-        """Each as ``module:function``."""
+        """The entry points, each written as ``module:function``."""
         return tuple(entry.name for entry in self.entries)
 
 

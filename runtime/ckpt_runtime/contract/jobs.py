@@ -447,7 +447,7 @@ class RunOptions:
 
     ``like_job``: options not given here are taken from that job, which may have ended. ``fork``: the job writes to
     other places than the job whose snapshot it starts from, and may run beside it. ``source_positions``: where sources
-    continue in place of their positions in the snapshot, by uid. Flink has none of them.
+    continue in place of their positions in the snapshot, by uid. Flink has none of these options.
     """
 
     entry_point: str | None = None
@@ -481,7 +481,7 @@ class RemoteFailure(Struct, frozen=True, kw_only=True, rename=spelling.FAILURE):
 class ExceptionEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=spelling.EXCEPTION):
     """One failure of the job; task fields are None for failures of the job itself.
 
-    ``concurrent_exceptions`` are failures that occurred with it; theirs is None.
+    ``concurrent_exceptions`` are failures that occurred with it; their own lists are None.
     """
 
     exception: str

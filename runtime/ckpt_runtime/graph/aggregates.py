@@ -52,7 +52,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    """Whether Spark orders values of the type, and the engine with it: not maps."""
+    """Whether Spark, and therefore the engine, orders values of the type; false for maps."""
     if pa.types.is_struct(kind):
         return all(_is_ordered(field.type) for field in kind)
     return _is_ordered(kind.value_type) if pa.types.is_list(kind) else _is_plain(kind)
@@ -89,7 +89,7 @@ def _collected(types: Types) -> bool:
 
 
 def _listed_texts(types: Types) -> bool:
-    """Also structs of a text and what orders it."""
+    """Accepts also structs of a text and its sort key."""
     kind = types[0]
     if not pa.types.is_struct(kind):
         return _texts(types)
@@ -97,7 +97,7 @@ def _listed_texts(types: Types) -> bool:
 
 
 def _weighted_numbers(types: Types) -> bool:
-    """Also durations, and structs of a number and how often it counts."""
+    """Accepts also durations, and structs of a number and its frequency."""
     kind = types[0]
     if not pa.types.is_struct(kind):
         return _numbers_of_64_bits(types) or bool(pa.types.is_duration(kind))
@@ -190,8 +190,8 @@ AGGREGATES: Mapping[str, AggregateFunction] = {
     "VectorSum": _F("vectors", _vectors, "the sum of vectors, element by element"),
     "VectorAvg": _F("vectors", _vectors, "the mean of vectors, element by element"),
 }
-"""By the name of Spark's class. ``CountDistinct`` stands for a count with DISTINCT. Of other functions with DISTINCT
-the setting ``distinct`` is true; their argument is one that can be ordered."""
+"""The functions by the name of Spark's class. ``CountDistinct`` stands for a count with DISTINCT. Of other functions
+with DISTINCT the setting ``distinct`` is true; their argument is one that can be ordered."""
 
 
 def accepts(function: str, types: Types, *, distinct: bool) -> bool:

@@ -45,7 +45,7 @@ class BadRecordError(ValueError):
 
 
 class ReaderPolicy(NamedTuple):
-    """The treatment of a source's bad rows. ``directory`` is that of the dead letters, None otherwise."""
+    """The treatment of a source's bad rows. ``directory`` is the directory of dead letters, if any."""
 
     mode: BadRowsMode
     directory: str | None
@@ -79,7 +79,8 @@ def marked(batch: pa.RecordBatch, letters: pa.Array | None = None) -> pa.RecordB
 
 
 def letters_of(rows: int, bad: Mapping[int, BadRow]) -> pa.Array:
-    """The column of bad rows of a batch with so many rows; ``bad`` are its bad ones by their places."""
+    """The column of bad rows for a batch with that number of rows; ``bad`` maps the positions of bad rows to their
+    letters."""
     letters: list[dict[str, Any] | None] = [None] * rows
     for place, row in bad.items():
         letters[place] = {"reason": row.reason, "position": row.position, "raw": row.raw}
@@ -96,7 +97,7 @@ def taken_apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StructArray |
 
 
 def bad_rows_of(letters: pa.StructArray | None) -> Sequence[BadRow]:
-    """The bad rows behind letters."""
+    """The bad rows that the letters describe."""
     return () if letters is None else [BadRow(**letter) for letter in letters.to_pylist()]
 
 
@@ -113,7 +114,7 @@ def checked_mode(options: Mapping[str, Any]) -> str:
 
 
 def check_corrupt_column(name: str, schema: pa.Schema) -> None:
-    """Raises PlanError if a schema's column of bad records is no text."""
+    """Raises PlanError if a schema's column of bad records is not a text."""
     if name in schema.names and not pa.types.is_string(schema.field(name).type):
         raise PlanError("schema", f"the column of bad records, {name!r}, must be a STRING")
 

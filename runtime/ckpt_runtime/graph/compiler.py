@@ -292,7 +292,8 @@ def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
 
 
 def _replace_what_is_seen_outside(operators: list[_Operator]) -> None:
-    """For a restore drill. Uids, vertices and edges stay, so that the snapshot fits; the fingerprint changes."""
+    """Replaces operators with external effects, for a restore drill. Uids, vertices and edges stay, so that the
+    snapshot fits; the fingerprint changes."""
     for operator in operators:
         spec = operator.node.spec
         if isinstance(spec, SinkSpec | CommitterSpec):
@@ -403,14 +404,15 @@ _PASS_RANGES_ON = (
     MapInArrowSpec,
     StaticJoinSpec,
 )
-"""They emit all rows of a batch before they take the next one, so that the end of a range never overtakes its rows."""
+"""Operators that emit all rows of a batch before they take the next one, so that the end of a range never overtakes its
+rows."""
 
 
 def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
     """Behind a PySpark stream reader, event time advances when a range is complete, as between Spark's batches.
 
-    A source that ends with what is there reads one range after the other, as Spark does with ``availableNow``. Classes
-    of ``ckpt_runtime.sources.Source`` are unknown to Spark: their ranges are no batches, and wait for nothing.
+    A source that ends with the present data reads one range after the other, as Spark does with ``availableNow``.
+    Classes of ``ckpt_runtime.sources.Source`` are unknown to Spark: their ranges are no batches, and wait for nothing.
 
     An operator that cannot guarantee to forward the end of a range after its rows drops it. Raises PlanError for a
     watermark after such an operator: event time would advance within a range and make some of its rows late.
@@ -428,7 +430,7 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
             united.add(uid)
             continue
         if not united.isdisjoint(sources) and _why_ranges_end_at(operator) is None:
-            united.add(uid)  # the ends of batches come behind their rows here, too
+            united.add(uid)  # here, too, the ends of batches follow their rows
             if isinstance(spec, WatermarkSpec) and operator.node.filtered_for is not None:
                 operator.node.spec = replace(spec, by_ranges=True, by_batches=True, united=True)
                 lost[uid] = lost[sources[0]]
@@ -511,10 +513,9 @@ def _keep_batches_in_step(operators: list[_Operator]) -> None:
 
 
 def _separate_calls(operators: list[_Operator]) -> None:
-    """Where a function of ``foreachBatch`` gets what there is at the start, it is called with each batch of Spark.
-
-    That is all there is, unless the source has a limit; only the reader may know that of a PySpark stream reader.
-    The next range waits for a checkpoint that covers the one before, and readers take no barrier within a range.
+    """A function of ``foreachBatch`` that gets the data present at the start is called with each batch of Spark. The
+    batch is all of this data unless the source has a limit, which only the reader of a PySpark stream may know. The
+    next range waits for a checkpoint that covers the one before, and readers take no barrier within a range.
     """
     above: dict[str, frozenset[str]] = {}
     waiting: frozenset[str] = frozenset()
@@ -538,7 +539,7 @@ def _separate_calls(operators: list[_Operator]) -> None:
 
 
 def _has_batches(spec: OperatorSpec) -> bool:
-    """Whether a source ends with what is there, and reads it in batches that do not depend on time."""
+    """Whether a source ends with the present data, and reads it in batches that do not depend on time."""
     return isinstance(spec, EnumeratorSpec) and available_now(spec.options) and alignment_of(spec.options) is None
 
 

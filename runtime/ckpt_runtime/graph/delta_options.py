@@ -54,7 +54,7 @@ class DeltaTableError(ValueError):
 
 
 def check_table_path(path: str) -> None:
-    """Raises PlanError for a path which the library takes for another one, as it decodes ``%20``."""
+    """Raises PlanError for a path that the library would change, because it decodes ``%20``."""
     if found := re.search(r"%[0-9a-fA-F]{2}|\\", path):
         raise PlanError(
             "option 'path'",
@@ -72,7 +72,8 @@ def import_deltalake() -> Any:
 
 
 def delta_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
-    """The columns of the table as its log has them now. Raises PlanError for options and tables that cannot be."""
+    """The columns of the table according to its present log. Raises PlanError for invalid options and unreadable
+    tables."""
     if declared is not None:
         raise PlanError("schema", "the columns of a Delta table are its own; do not set a schema")
     if options["startingVersion"] is not None and options["startingTimestamp"] is not None:

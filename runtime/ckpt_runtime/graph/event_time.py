@@ -59,7 +59,7 @@ def has_watermark(inputs: Sequence[LogicalInput]) -> bool:
 
 
 def may_have_watermark(inputs: Sequence[LogicalInput]) -> bool:
-    """Returns whether streams have no watermark, and one that is set now sees whole batches of a source."""
+    """Returns whether the streams have no watermark, and a new watermark would see whole batches of a source."""
     return all(
         isinstance(edge.node.spec, SourceSpec)
         or (
@@ -137,7 +137,7 @@ _TIMELESS = (
 
 
 def uses_event_time(spec: OperatorSpec) -> bool:
-    """Whether an operator does something else if a watermark, or the end of a range, comes behind further rows."""
+    """Whether the result of an operator changes if a watermark or the end of a range arrives after further rows."""
     match spec:
         case GroupSpec():
             return spec.event_time is not None or spec.session is not None or spec.mode == "complete"
@@ -162,7 +162,7 @@ _LEAST_INTERVAL_MS = 10
 
 
 class Alignment(NamedTuple):
-    """Durations in ms. ``idle_timeout_ms`` None means that of the job."""
+    """Durations are in ms. With ``idle_timeout_ms`` None, the timeout of the job applies."""
 
     group: str
     max_drift_ms: int

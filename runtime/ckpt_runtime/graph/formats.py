@@ -30,7 +30,7 @@ from ckpt_runtime.sources import is_source
 AVAILABLE_NOW_OPTION = "availableNow"
 """Reader option of every source that is read in splits, handled by the engine: read the data present now, then end."""
 BATCH_LIMITS = frozenset({"maxfilespertrigger", "maxbytespertrigger", "maxoffsetspertrigger"})
-"""The options, in lower case, that divide what there is into batches."""
+"""The options, in lower case, that divide the present data into batches."""
 
 ORDERED_READS_OPTION = "orderedReads"
 """Reader option of every ``DataSource`` class, handled by the engine: reading a partition again gives the same rows in
@@ -347,7 +347,7 @@ _WITH_BAD_ROWS = (*_OF_RECORDS, "postgresql")
 
 
 def strict_options(source: str | type, options: Mapping[str, str]) -> Mapping[str, str]:
-    """The options of a reader; with ``badRows``, all records count as bad that mode FAILFAST would fail for.
+    """The options of a reader; with ``badRows``, all records on which mode FAILFAST would fail count as bad.
 
     Raises PlanError for ``badRows`` with another mode.
     """

@@ -20,7 +20,7 @@ from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM
 from ckpt_runtime.graph.schema import DocumentError, Parallelism, checked
 
 MAX_SUBTASKS = 100_000
-"""Maximum of one job, since the driver keeps all of its subtasks in memory."""
+"""Maximum number of subtasks of one job, since the driver keeps them in memory."""
 
 
 class Partitioning(StrEnum):
@@ -64,10 +64,11 @@ class OperatorNode:
 WATERMARK = "watermark"
 """The kind of operators that determine event time. They keep the time that they have reached, but no rows."""
 FILTERED = ".filtered."
-"""Stands between the uid of a watermark and the name of a query, in the uids of the query's own one and of the filters
-in front of that. Rows have the same columns with and without these operators."""
+"""Separates the uid of a watermark and the name of a query in the uids of the query's own watermark and of the filters
+in front of it. Rows have the same columns with and without these operators."""
 BATCHES = "$batches of "
-"""The group of sources whose batches wait for each other begins with it; the uid of one of their query follows."""
+"""The prefix of the name of a group of sources whose batches wait for each other; the uid of an operator of their query
+follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ class JobGraph:
     def fingerprint(self) -> str:
         """Equal for two runs of the same deterministic entry point; leaves the configuration and texts out.
 
-        It also leaves out timeouts, groups and observations, which graphs that an earlier version stored lack.
+        It also leaves out timeouts, groups and observations, which graphs stored by earlier versions lack.
         """
         document = self.to_json()
         del document["configuration"], document["explained"]

@@ -39,7 +39,7 @@ KAFKA_SOURCE_OPTIONS = (
     Option("fetchOffset.numRetries", int, None, minimum=0),
     Option("fetchOffset.retryIntervalMs", int, None, minimum=0),
 )
-"""The last seven have no effect: they say how Spark divides its tasks, waits for a batch and repeats requests."""
+"""The last seven have no effect: they determine how Spark divides tasks, waits for a batch and repeats requests."""
 
 _REFRESH = "topic.metadata.refresh.interval.ms"
 _OWN = (

@@ -95,8 +95,8 @@ def names_of(text: str | None) -> tuple[str, ...]:
 
 
 def absolute(path: str) -> str:
-    """A path as it is. Raises ValueError for one that subtasks in other directories and on other machines, which
-    resolve it, would not take for the author's."""
+    """Returns the path unchanged. Raises ValueError for a path that subtasks in other directories or on other machines
+    would resolve differently."""
     if not path.startswith("/") and ":/" not in path:
         raise ValueError(f"{path!r} is relative; give an absolute path or a URL")
     return path
@@ -138,4 +138,4 @@ def duration_ms(text: str, without_unit: str = "ms") -> float:
 
 
 duration_in_s = partial(duration_ms, without_unit="s")
-"""The same, where a number without a unit counts seconds."""
+"""A duration as in :func:`duration_ms`, but a number without a unit is in seconds."""

@@ -72,7 +72,7 @@ _FILE_OPTIONS = (
     Option("maxCachedFiles", int, 10_000, minimum=0),
     Option("discardCachedInputRatio", float, 0.2, minimum=0),
 )
-"""The last four have no effect: two only matter when Spark infers a schema, two say what Spark keeps in memory."""
+"""The last four have no effect: two only matter when Spark infers a schema, two limit what Spark keeps in memory."""
 
 
 SINK_LOG = "_spark_metadata"
@@ -100,7 +100,7 @@ _FILE_FACTS: list[tuple[str, pa.DataType]] = [
     ("file_modification_time", pa.timestamp("us", "UTC")),
 ]
 _MARK = {b"of": b"file"}
-"""Tells the hidden column from one of the same name that a program has declared."""
+"""Distinguishes the hidden column from a declared column of the same name."""
 
 
 def with_file_metadata(format_: str, schema: pa.Schema) -> pa.Schema:
@@ -111,7 +111,7 @@ def with_file_metadata(format_: str, schema: pa.Schema) -> pa.Schema:
 
 
 def parted_metadata(schema: pa.Schema) -> tuple[pa.Schema, pa.Field[Any] | None]:
-    """Returns the schema of the rows in files, and the hidden column if it is wanted."""
+    """Returns the schema of the rows in files, and the hidden column if it was requested."""
     last = schema.field(len(schema) - 1) if len(schema) else None
     if last is None or last.metadata != _MARK:
         return schema, None

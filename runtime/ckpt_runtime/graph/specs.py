@@ -24,7 +24,7 @@ STAGED_FORMATS = frozenset({"foreach", "foreachBatch"})
 """Sinks that stage rows in the directory that option ``path`` names, and call a function of the program with them."""
 
 READER_SUFFIX = ".reader"
-"""What the uid of a source's readers has behind that of the source."""
+"""The suffix of the uid of a source's readers, after the uid of the source."""
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -217,7 +217,7 @@ class GroupSpec:
     end: sessions of a key that touch become one, and the end is their event time. The result has the session's columns
     first, then the keys, then the aggregates. In mode complete :data:`REMOVED` follows for sessions: it is true in a
     row for a session that has become part of an earlier one. In mode update an aggregation without keys of its own
-    (``total``) has a row even before the first row has come, as in SQL.
+    (``total``) has a row even before the first row has arrived, as in SQL.
     """
 
     schema: pa.Schema
@@ -278,7 +278,7 @@ class ObserveSpec(msgspec.Struct, frozen=True):
 
 
 REMOVED = "$removed"
-"""The column of a grouping's output that says which sessions are no more."""
+"""The column of a grouping's output that marks removed sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +397,7 @@ class JoinSide:
 
 
 NO_BOUND_US = 1 << 61
-"""A time between two rows, in microseconds, that no two rows have."""
+"""Stands for a missing bound: a time in microseconds that is never between two rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ CSV_OPTIONS = (
 )
 
 MOST_RECORDS = 8192
-"""How many records of a file with ``multiLine`` are parsed at a time."""
+"""Number of records of a file with ``multiLine`` that are parsed at a time."""
 
 
 class CsvRows:
@@ -235,8 +235,8 @@ class JsonRows:
     """Parses documents to rows. Raises PlanError for a type, mode or format that it cannot handle as Spark does.
 
     A document is a line, or with ``multiLine`` a file. An array makes a row of each element, a blank text none. A
-    number, an object or an array as a text is what the document has; where ``copies`` is set, and in a document with a
-    named encoding, it is written again.
+    number, an object or an array read as a text is a part of the document; it is serialised again if ``copies`` is set,
+    or in a document with a named encoding.
     """
 
     def __init__(self, options: Mapping[str, Any], schema: pa.Schema, *, copies: bool = False) -> None:
@@ -295,7 +295,7 @@ class JsonRows:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema), bad
 
     def _text(self, line: bytes) -> str | None:
-        """The text of a document; None for bytes that are not UTF-8, unless an encoding is named: so it is in Spark."""
+        """The text of a document; None for bytes that are not UTF-8 unless an encoding is named, as in Spark."""
         codec = self._codec or detected(line)
         if self._is_named or not codec.startswith("utf-8"):
             return decoded(line, codec)

@@ -35,7 +35,7 @@ TEXT_OUTPUTS: dict[str, tuple[Option, ...]] = {
     "json": (*_LINES, *_VALUES, Option("ignoreNullFields")),
     "text": _LINES,
 }
-"""The options of each format, beside those of every directory of files."""
+"""The options of each format, in addition to those of every directory of files."""
 
 _FUNCTIONS = {"csv": "StructsToCsv", "json": "StructsToJson"}
 _COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
@@ -66,7 +66,7 @@ class TextOutput:
         self._header = header
 
     def header(self) -> bytes:
-        """What a file begins with."""
+        """The bytes at the beginning of a file."""
         return b"" if self._header is None else self._bytes(self._header)
 
     def rows(self, rows: pa.Table) -> bytes:

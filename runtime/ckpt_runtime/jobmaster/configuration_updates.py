@@ -53,7 +53,8 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class OptionChange:
-    """The change of one option. ``before`` and ``after`` are texts as they were given, None for not given."""
+    """The change of one option. ``before`` and ``after`` are the texts given by the user, None if the option is not
+    set."""
 
     key: str
     before: str | None
@@ -61,7 +62,8 @@ class OptionChange:
 
     @property
     def changeability(self) -> Changeability:
-        """What the change requires: for users' own keys a restart, since pipeline code may read them at any time."""
+        """What the change requires. Users' own keys require a restart, since pipeline code may read them at any
+        time."""
         option = find_option(self.key)
         return Changeability.RESTART if option is None else option.changeability
 
@@ -121,7 +123,8 @@ def not_allowed(changes: Iterable[OptionChange], allow_list: Iterable[str]) -> t
 
 
 def with_kept_secrets(given: Configuration, present: Configuration) -> Configuration:
-    """Replaces masked displays in ``given`` by present values. Raises InvalidConfigurationError if there is none."""
+    """Replaces masked secrets in ``given`` by their present values. Raises InvalidConfigurationError without a
+    value."""
     kept: dict[str, str | None] = {}
     problems = []
     for key, text in given.items():
@@ -147,8 +150,8 @@ class ConfigurationUpdates:
         self._in_progress: dict[str, tuple[ConfigurationRequest, asyncio.Task[ConfigChange]]] = {}
 
     async def change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigChange:
-        """Changes a job's configuration, also if the client disconnects; an identical request meanwhile joins this
-        change. Raises as ``Dispatcher.change_job_config``."""
+        """Changes a job's configuration, even if the client disconnects; an identical request during the change joins
+        it. Raises as ``Dispatcher.change_job_config``."""
         known = self._in_progress.get(job.job_id)
         if known is not None and replace(known[0], by=request.by) == request:
             return await asyncio.shield(known[1])
@@ -158,7 +161,7 @@ class ConfigurationUpdates:
         return await asyncio.shield(task)
 
     def _done(self, job_id: str, task: asyncio.Task[ConfigChange]) -> None:
-        # A later request may have taken the place of this one.
+        # A later request may have replaced this one.
         if self._in_progress.get(job_id, (None, None))[1] is task:
             del self._in_progress[job_id]
         if not task.cancelled():
@@ -202,7 +205,7 @@ class ConfigurationUpdates:
 
 
 def judge(changes: Sequence[OptionChange], allow_list: Sequence[str]) -> None:
-    """Raises ConfigurationRefused for options that can never change, OptionsNotAllowed for others that may not."""
+    """Raises ConfigurationRefused for options that can never change, OptionsNotAllowed for others not on the list."""
     try:
         check_changeable(changes)
     except ConfigurationError as error:

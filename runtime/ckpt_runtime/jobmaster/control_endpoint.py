@@ -69,7 +69,7 @@ class Peer(Generic[R, C]):
         self._writer = writer
 
     def send(self, command: C) -> None:
-        """Queues a command. On a closed connection it is dropped: the listener is notified of the closing."""
+        """Queues a command. A command for a closed connection is dropped: the listener is notified of the closing."""
         if not self.closed:
             self._writer.write(framed(command))
 
@@ -142,7 +142,7 @@ class ControlEndpoint:
         assert task is not None
         self._connections.add(task)
         if len(self._handshakes) >= MAX_HANDSHAKES:
-            # The oldest: a silent unregistered connection must not keep peers out, and a valid one registers within
+            # The oldest is dropped: silent connections must not exclude valid peers, which register within
             # milliseconds.
             next(iter(self._handshakes)).cancel()
         self._handshakes[task] = None

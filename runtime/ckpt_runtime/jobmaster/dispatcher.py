@@ -146,11 +146,12 @@ class Dispatcher:
     # --- high availability
 
     def wait_for(self, leader: LeaderInfo) -> None:
-        """Records which other driver leads: errors to callers name it."""
+        """Records the driver that is the leader, so that errors to callers name it."""
         self.jobs.leader_elsewhere = leader
 
     async def take_over(self, store: HaStore) -> None:
-        """This driver leads: recovers what earlier drivers left. Raises StorageError for an unreadable directory."""
+        """This driver becomes the leader: recovers the jobs of earlier drivers. Raises StorageError for an unreadable
+        directory."""
         self.jobs.leader_elsewhere = None
         self._submitter.store = store
         await self._holds.take_over(store.programs)
@@ -195,7 +196,8 @@ class Dispatcher:
         )
 
     async def dashboard_config(self) -> DashboardConfig:
-        """Versions and features; tools compare ``flink_version``, that of the Flink whose REST API is served."""
+        """Returns versions and features. ``flink_version`` is the version of Flink whose REST API is served; tools
+        compare it."""
         return DashboardConfig(
             refresh_interval_ms=3_000,
             timezone_name=time.tzname[0],
@@ -250,7 +252,7 @@ class Dispatcher:
     # --- pipelines
 
     async def store_pipeline(self, filename: str, content: AsyncIterator[bytes]) -> StoredPipeline:
-        """Keeps an uploaded ``.py`` or ``.zip`` under a name of the server's. Raises :class:`InvalidRequest` for
+        """Stores an uploaded ``.py`` or ``.zip`` under a name chosen by the server. Raises :class:`InvalidRequest` for
         others."""
         try:
             return await self._programs.store(filename, content, wall_clock_ms(), self._pools.planning)
@@ -368,7 +370,7 @@ class Dispatcher:
         return replace(details, upgrade=None if place is None else self._lineages.held(place.id))
 
     async def hold_lineage(self, job_id: str, request: HoldRequest) -> HeldUpgrade:
-        """Begin an upgrade of the job's lineage, or prolong it; repeating the call is fine.
+        """Begins or extends an upgrade of the job's lineage; the call may be repeated.
 
         Until the upgrade ends, a request to end or start a job of the lineage is refused unless it names the owner.
         Raises :class:`Conflict` when another owner holds the lineage, when another job has replaced this one, and when
@@ -377,7 +379,7 @@ class Dispatcher:
         return await self._lineages.hold(self.jobs[job_id].overview(), request)
 
     async def release_lineage(self, job_id: str, owner: str | None) -> None:
-        """End the upgrade of an owner, or of any owner if None. Does nothing when none is in progress."""
+        """Ends the upgrade of an owner, or of any owner if None. Does nothing if no upgrade is in progress."""
         await self._lineages.release(self.jobs[job_id].overview(), owner)
 
     async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigChange:
@@ -485,7 +487,7 @@ class Dispatcher:
         return self._operations.start(operation, job_id, request.trigger_id, end)
 
     def _stop_in_time(self, job: JobMaster, directory: str) -> Awaitable[OperationStatus]:
-        """Stops a job whose time is over, see ``execution.stop-after``."""
+        """Stops a job whose time limit has passed, see ``execution.stop-after``."""
         self._catalogue.expect_in(directory)
         taken_by = job.taken_by(self._submitter.cluster, None)
         return job.take_savepoint(SavepointRequest(directory, AfterSavepoint.STOP), taken_by)
@@ -570,7 +572,7 @@ class Dispatcher:
         return configured
 
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
-        """Raises :class:`OperationNotFound`, also for the right trigger id with the wrong job id."""
+        """Raises :class:`OperationNotFound`, also for a known trigger id with the id of another job."""
         self.jobs.check_leads()
         return self._operations.status(kind, job_id, trigger_id)
 

@@ -74,12 +74,12 @@ class _Result(Struct):
 
 
 class ShownJob:
-    """A job as users see it, from what is known of any job. ``failure`` is the one that has ended it."""
+    """A job as users see it, from the facts known about every job. ``failure`` is the failure that ended it."""
 
     job_id: str
     drill = False
     waits_for_slots = ""
-    """Why the job has not got its slots yet."""
+    """The reason why the job is still waiting for slots."""
 
     def __init__(
         self, graph: JobGraph, status: JobStatus, times: dict[JobStatus, int], changed_ms: int, place: LineagePlace
@@ -189,7 +189,7 @@ class EndedJob(ShownJob):
         return ExceptionHistory(self._exceptions[:limit], truncated=len(self._exceptions) > limit)
 
     async def progress(self) -> list[dict[str, Any]]:
-        """No reports: those of the driver that ran the job ended with it."""
+        """No reports: the driver that ran the job kept them in memory only."""
         return []
 
 

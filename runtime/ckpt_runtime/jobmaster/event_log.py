@@ -111,7 +111,7 @@ class EventLog:
 
 
 class EventReader:
-    """One reader's position in the log. ``jobs`` are those whose events it gets, None for all events."""
+    """One reader's position in the log. It gets the events of ``jobs``, or all events if None."""
 
     def __init__(self, log: EventLog, jobs: frozenset[str] | None, last_event_id: str | None = None) -> None:
         """Starts after ``last_event_id``, or after the newest event. Raises EventsMissedError."""
@@ -207,7 +207,7 @@ class JobAnnouncer:
         self._plan, self._overrides = core.accepted_plan, core.overrides
 
     def looked(self, core: JobCore) -> None:
-        """Publishes what has changed in the core after an event."""
+        """Publishes the changes of the core after an event."""
         self.report(self._looked, core)
 
     def _looked(self, core: JobCore) -> None:

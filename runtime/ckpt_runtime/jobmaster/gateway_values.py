@@ -99,7 +99,7 @@ class StoredPipeline:
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """The upgrade and the incarnation of the lineage for which a request is made; for others it is refused.
+    """The upgrade and the incarnation that a request requires; the request is refused for any other.
 
     ``owner`` holds the lineage for its upgrade; None: no upgrade is in progress. ``incarnation`` None: any.
     """
@@ -113,7 +113,7 @@ ANY_JOB = Precondition()
 
 class AfterSavepoint(Enum):
     """What a job does after its savepoint. With STOP and DRAIN it processes nothing that the savepoint does not cover;
-    with DRAIN its sources end before.
+    with DRAIN its sources end before the savepoint.
     """
 
     CONTINUE = "continue"
@@ -313,7 +313,8 @@ class EffectiveCheckpointConfig:
 
 @dataclass(frozen=True, slots=True)
 class OperationStatus:
-    """An asynchronous operation. Done when it has a ``location``, a ``checkpoint_id``, a ``failure`` or ``completed``.
+    """An asynchronous operation. It is done when it has a ``location``, a ``checkpoint_id``, a ``failure`` or
+    ``completed``.
 
     ``location`` is a savepoint's URL; ``checkpoint_id`` is a triggered checkpoint's.
     """
@@ -512,7 +513,7 @@ class OptionsNotAllowed(GatewayError):
 
 
 class VersionConflict(Conflict):
-    """A change is based on another version than the present one."""
+    """A change is based on an outdated version."""
 
     def __init__(self, job_id: str, version: int | None, present: int) -> None:
         made_of = "another configuration" if version is None or version == present else f"version {version}"

@@ -1,4 +1,4 @@
-"""Whether a job is well, and why not: a pure function of what its driver knows."""
+"""The health of a job and the reasons for it: a pure function of facts known to its driver."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:
 
 
 def _of_stalls(details: JobDetails, timeout_ms: int) -> Iterator[tuple[HealthVerdict, str]]:
-    """Finds subtasks in which no row moves although work waits; those that cannot send only if there are no others."""
+    """Finds subtasks in which no row moves although work waits; subtasks that cannot send are named only if no others
+    exist."""
     running = [
         (vertex, subtask)
         for vertex in details.vertices

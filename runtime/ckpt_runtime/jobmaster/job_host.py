@@ -33,7 +33,7 @@ from ckpt_runtime.storage.versioned_document import Fence, no_fence
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Result = Callable[[], T]
-"""Returns what a call returned, or raises what it raised."""
+"""Returns the result of a call, or raises its exception."""
 SlotAnswer = Callable[[Result[list[Slot]]], None]
 
 
@@ -59,7 +59,8 @@ class JobHost(Protocol):
         """Returns a text that makes a name unique."""
 
     def next_deployment(self) -> int:
-        """Returns a number that no deployment of this driver has used: by it late frames and messages are found."""
+        """Returns a number that no deployment of this driver has used: late frames and messages are recognised by
+        it."""
 
     def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable: ...
 
@@ -169,7 +170,8 @@ def _pass_on(answer: Callable[[Result[T]], None], done: asyncio.Future[T]) -> No
 
 
 class SupervisedHost:
-    """A host whose callbacks never raise: ``failed`` gets each exception that one lets through, with its name.
+    """A host whose callbacks never raise: ``failed`` gets each exception that a callback raises, with the name of the
+    callback.
 
     Every call in a pool gets an answer, even if the pool does not accept it.
     """
@@ -181,7 +183,7 @@ class SupervisedHost:
         self.next_deployment, self.bind_slots = host.next_deployment, host.bind_slots
 
     def run(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Calls; raises nothing."""
+        """Calls the function; never raises."""
         try:
             call(*arguments)
         except Exception as error:
@@ -209,12 +211,12 @@ class SupervisedHost:
 
 
 def raised(error: Exception) -> NoReturn:
-    """As a :data:`Result`: the call raised this."""
+    """A :data:`Result` of a call that raised this error."""
     raise error
 
 
 class JobTimers:
-    """The timers of a job by their names: one that is started again is replaced."""
+    """The timers of a job by name; starting a timer again replaces it."""
 
     def __init__(self, host: SupervisedHost) -> None:
         self._host = host
@@ -224,7 +226,7 @@ class JobTimers:
         return timer in self._started
 
     def start(self, timer: Hashable, delay_ms: float, call: Callable[[], None]) -> None:
-        """Calls after that time; as soon as possible if it is over."""
+        """Calls after that time, or as soon as possible if the time has passed."""
         self.cancel(timer)
         self._started[timer] = self._host.call_later(max(0, delay_ms), partial(self._fire, timer, call))
 
@@ -245,7 +247,7 @@ class JobTimers:
 class JobSlots:
     """The slots that a job runs in, and those reserved for its next deployment.
 
-    ``owner`` is notified of losses and messages; ``tell`` takes the answers to orders.
+    ``owner`` is notified of losses and messages; ``tell`` receives the answers to requests.
     """
 
     def __init__(self, host: JobHost, owner: SlotOwner, tell: Callable[[JobInput], None]) -> None:

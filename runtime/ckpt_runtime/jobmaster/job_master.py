@@ -1,4 +1,4 @@
-"""One job as the dispatcher sees it: requests that are awaited, and views. Its shell and its core do the rest."""
+"""One job as the dispatcher sees it: requests that are awaited, and views. Its shell and its core do all other work."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _STOP_AGAIN_S = 1.0
-"""The pause before a stop is tried again, for a job whose time is over."""
+"""The pause before the next attempt to stop a job whose time limit has passed."""
 
 
 class JobMaster:
@@ -167,7 +167,7 @@ class JobMaster:
         self._shell.tell(job_on.Start())
 
     def cancel(self, *, retain: bool = False) -> None:
-        """``retain``: its checkpoints outlive it, regardless of its options. That cannot be taken back."""
+        """With ``retain``, its checkpoints outlive it, regardless of its options. This cannot be undone."""
         if retain:
             self._shell.tell(checkpoint_on.RetentionAsked())
         self._shell.tell(job_on.CancelRequested())
@@ -258,14 +258,15 @@ class JobMaster:
         raise OperationFailure(answer.message + suffix)
 
     def _limit_time(self, status: JobStatus) -> None:
-        """Arranges the stop of a job whose time is limited. Its time begins when this driver sees it run first."""
+        """Schedules the stop of a job with a time limit. Its time starts when this driver first observes it running."""
         if self._time_limit is not None:
             self._time_limit.cancel()
             self._time_limit = None
         after_ms = self.configuration.get(ExecutionOptions.STOP_AFTER)
         if status is not JobStatus.RUNNING or after_ms is None or self._stop_in_time is None:
             return
-        # A drill ends by itself, and leaves no savepoint behind; one in which the next run continues would miss it.
+        # A drill ends by itself and keeps no savepoint. If the next run continues from checkpoints, it would not find
+        # the savepoint.
         if self._submission.is_drill or self.configuration.get(CheckpointingOptions.CONTINUE_IN) is not None:
             return
         if self._running_since is None:
@@ -328,7 +329,7 @@ class JobMaster:
         return RunningProgram(archive, submission.entry, submission.arguments, defaults, self.graph)
 
     def check_no_drill(self, change: str) -> None:
-        """Raises Conflict for a restore drill, which leaves nothing behind."""
+        """Raises Conflict for a restore drill, which keeps no snapshot."""
         if self._submission.is_drill:
             raise Conflict(f"job {self.job_id} is a restore drill: {change}")
 
@@ -454,7 +455,7 @@ class JobMaster:
         return self.view.config_info(core.accepted_plan, core.plan.own.version, overridden_options(core.overrides))
 
     async def processed_all(self, since: int | None) -> tuple[int, bool]:
-        """Takes a checkpoint; returns its id, and whether what existed at an earlier one is committed. Raises
+        """Takes a checkpoint; returns its id, and whether all data of an earlier one is committed. Raises
         OperationFailure."""
         taken = (await self._trigger(CheckpointProperties(), None)).checkpoint_id
         return taken, since is not None and self._shell.progress.has_processed_all(since)

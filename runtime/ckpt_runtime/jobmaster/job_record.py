@@ -65,7 +65,7 @@ class JobRecord:
         """Records a savepoint owned by the user: later drivers keep the files that sinks have hidden for it."""
 
     def add(self, checkpoint: CompletedCheckpoint, owned: bool) -> None:
-        """Adds the pointer that makes a checkpoint restorable. Adding the same one again is fine."""
+        """Adds the pointer that makes a checkpoint restorable. It may be added repeatedly."""
 
     def contains(self, checkpoint_id: int) -> bool:
         """Whether the checkpoint has a pointer."""
@@ -103,7 +103,7 @@ class JobRecord:
         """Replaces the exception history that a later driver shows."""
 
     def end(self, result: Mapping[str, Any]) -> None:
-        """Stores the result of the job: no driver runs it again. Storing it again is fine."""
+        """Stores the result of the job, so that no driver runs it again. It may be stored repeatedly."""
 
     def forget(self) -> None:
         """The last step: deletes everything but the result."""

@@ -136,7 +136,7 @@ class JobShell:
     # --- events in, outputs out
 
     def tell(self, event: JobInput) -> None:
-        """Passes an event to the core, in order, and executes the effects that the core returns. Raises nothing."""
+        """Passes an event to the core, in order, and executes the effects that the core returns. Never raises."""
         self._inbox.append(event)
         # Executing an output may raise an event (a lost worker cannot be cancelled): the core is not
         # re-entered.
@@ -170,7 +170,8 @@ class JobShell:
         self._announcer.looked(self.core)
 
     def ask(self, request_id: str, event: JobInput, answer: Answer) -> None:
-        """As :meth:`tell`, for an event that gets an answer, or the error that it causes. None after :meth:`close`."""
+        """Passes on an event like :meth:`tell` and returns its answer, or the error that it causes. None after
+        :meth:`close`."""
         self._answers[request_id] = event, answer
         self.tell(event)
 
@@ -182,7 +183,7 @@ class JobShell:
         return self._announcer.failed_reports
 
     def _unexpected(self, place: str, error: Exception) -> None:
-        """Fails the job. What it waits for may never come, so nothing is done to keep it running."""
+        """Fails the job, which cannot continue: an answer that it waits for may never come."""
         cause = self._cause_in(place, error)
         if not self._closed:
             self.tell(job_on.JobFailed(cause))
@@ -196,7 +197,7 @@ class JobShell:
         return FailureInfo("UnexpectedDriverException", message, report.stack_trace)
 
     def _refused(self, event: JobInput, error: Exception) -> None:
-        """The core cannot take an event: who asked hears of it, otherwise the job fails."""
+        """Handles an event that the core cannot take: a requester gets the error; without a requester the job fails."""
         asked = next((key for key, (asked, _) in self._answers.items() if asked is event), None)
         if asked is not None:
             _, answer = self._answers.pop(asked)
@@ -208,7 +209,7 @@ class JobShell:
             self._unexpected(type(event).__name__, error)
 
     def _not_executed(self, output: JobOutput, error: Exception) -> None:
-        """Gives the core the answer that it waits for; where it waits for none, the job fails."""
+        """Gives the core the failure answer that it expects; if it expects no answer, the job fails."""
         cause = self._cause_in(type(output).__name__, error)
         match output:
             case job_out.AcquireSlots(attempt):
@@ -238,7 +239,7 @@ class JobShell:
                 self.tell(job_on.JobFailed(cause))
 
     def _tell_later(self, event: JobInput) -> None:
-        """The core may order the same again at once."""
+        """Delays the event, because the core may request the same output again at once."""
 
         def tell() -> None:
             if not self._closed:
@@ -247,7 +248,7 @@ class JobShell:
         self._host.call_later(backoff_ms(1), tell)
 
     def _abandon_workers(self) -> None:
-        """Ends all tasks of the workers: it is unknown which orders they have received."""
+        """Ends all tasks of the workers: it is unknown which messages they have received."""
         for slot in self._slots.held:
             self._host.replace_worker(slot)
 

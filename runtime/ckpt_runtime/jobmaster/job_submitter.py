@@ -203,7 +203,7 @@ class JobSubmitter:
             raise _refusal(f"cannot find the last run's checkpoint in {directory}", error) from error
 
     async def _check_still_newest(self, submission: JobSubmission, request: RunRequest) -> None:
-        """Refuses a job if another run of its program has come and gone since its snapshot was chosen."""
+        """Refuses a job if another run of its program has started and ended since its snapshot was chosen."""
         directory = submission.configuration.get(CheckpointingOptions.CONTINUE_IN)
         if directory is None or request.savepoint_path is not None:
             return
@@ -302,5 +302,5 @@ def _refusal(what: str, error: StorageError) -> GatewayError:
 
 
 def _open(path: str) -> CompletedCheckpoint:
-    """Opens the snapshot by its real path, where its claims are found, whatever links lead to it."""
+    """Opens the snapshot by its real path, where its claims are found, regardless of symbolic links."""
     return open_in_place(snapshot_directory(resolve(path)).real()).metadata

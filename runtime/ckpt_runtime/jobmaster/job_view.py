@@ -58,7 +58,7 @@ class FailureLog:
         self._total = len(self._entries)
 
     def add(self, entry: ExceptionEntry, *, concurrent: bool) -> None:
-        """Adds a failure; one that comes while the job already handles another is attached to that one."""
+        """Adds a failure; a failure during the handling of another one is attached to that one."""
         entry = replace(entry, failure=_bounded(entry.failure))
         if concurrent and self._entries:
             first = self._entries[0]
@@ -73,7 +73,7 @@ class FailureLog:
         return ExceptionHistory(entries, truncated=self._total > len(entries))
 
     def to_stored(self) -> list[dict[str, Any]]:
-        """The newest ones as JSON values."""
+        """The newest failures as JSON values."""
         left = MAX_STORED_CHARS
         stored: list[dict[str, Any]] = []
         for entry in tuple(self._entries)[:MAX_STORED]:
@@ -252,14 +252,14 @@ class KeptFailures:
             self._write()
 
     def when_kept(self, call: Callable[[], None]) -> None:
-        """Calls when no write is in progress, perhaps at once."""
+        """Calls the function once no write is in progress, perhaps at once."""
         if self._writing:
             self._when_kept = call
         else:
             call()
 
     def close(self) -> None:
-        """Begins no more writes."""
+        """Starts no more writes."""
         self._closed = True
 
     def _write(self) -> None:

@@ -1,8 +1,6 @@
-"""The jobs that a session knows: those it runs, those that have ended, and those it could not recover.
-
-Those of earlier drivers that cannot be recovered now are looked for again: their storage may come back. After a
-take-over these are the jobs that earlier drivers left in the high-availability directory; the dispatcher adds submitted
-ones.
+"""The jobs of a session: running, ended, and unrecovered ones. The recovery of unrecovered jobs is retried, because
+their storage may become available again. After a take-over these are the jobs that earlier drivers left in the
+high-availability directory; the dispatcher adds submitted ones.
 
 Unreadable data is never skipped: an older checkpoint, or none, in place of an unreadable one would silently repeat
 or lose rows. Such a job is left as it is, and is shown with the reason.
@@ -136,7 +134,7 @@ def _end_time(result: Mapping[str, Any] | None) -> int:
 def find_job(
     store: HaStore, job_id: str, cluster: Configuration, result: Mapping[str, Any] | None, read: SnapshotReader
 ) -> FoundJob:
-    """Finds one job that is still stored, with its ``result`` if it has ended. Blocks; raises nothing."""
+    """Finds one job that is still stored, with its ``result`` if it has ended. Blocks; never raises."""
     may_pass = False
     try:
         return FoundJob(job_id, _recover(store, job_id, cluster, read, has_ended=result is not None), result)
@@ -213,7 +211,7 @@ def _disposals(store: HaStore, job_id: str) -> dict[int, SnapshotDisposal]:
 
 
 def _failures(store: HaStore, job_id: str) -> tuple[ExceptionEntry, ...]:
-    """The exception history, which is for display only: a job runs on without it."""
+    """The exception history, which is for display only: a job also runs without it."""
     try:
         return checked(store.failures(job_id).read().get("entries", ()), tuple[ExceptionEntry, ...])
     except (StorageError, DocumentError) as error:
@@ -322,7 +320,7 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
         self._orphaned = OrphanedJobs(self._look_again, self._take_over_job)
         self._cleaning: list[JobMaster] = []
         self.create = partial(JobMaster, slots=slots, pools=pools, events=events)
-        """Makes the master of a submission; it is not known before :meth:`add`."""
+        """Creates the master of a submission, which is not listed before :meth:`add`."""
 
     def newest_first(self) -> Iterator[JobMaster | EndedJob]:
         """Yields jobs, without those that could not be recovered."""
@@ -432,7 +430,7 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
         )
 
     def stop_retrying(self) -> None:
-        """Stops looking for jobs that could not be recovered."""
+        """Stops the retries for jobs that could not be recovered."""
         self._orphaned.close()
 
     def suspend_all(self, *, fenced: bool) -> None:
@@ -453,7 +451,7 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
         return await asyncio.to_thread(find_jobs, store, self._configuration, self._read_snapshot)
 
     def take_over(self, jobs: list[FoundJob]) -> None:
-        """Takes the jobs over. Those whose storage is unavailable now are looked for again later."""
+        """Takes the jobs over. Jobs whose storage is unavailable now are retried later."""
         for found in jobs:
             self._take_over_job(found)
         self._orphaned.look_for([job for job in jobs if job.may_pass])

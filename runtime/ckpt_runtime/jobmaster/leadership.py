@@ -52,11 +52,11 @@ class Watch:
 
     @property
     def epoch(self) -> int | None:
-        """The epoch of the leader seen last; None before the first look."""
+        """The epoch of the last known leader; None before the first read."""
         return None if self._seen is None else self._seen[0]
 
     def saw(self, epoch: int, sequence: int, *, released: bool, begun: float) -> None:
-        """Records the renewal found by a look that began at ``begun``; ``epoch`` 0 means there was no leader yet."""
+        """Records the renewal found by a read that began at ``begun``; ``epoch`` 0 means there was no leader yet."""
         if self._seen != (epoch, sequence):
             self._seen, self._since = (epoch, sequence), begun
         self._vacant = epoch == 0 or released

@@ -1,8 +1,8 @@
 """Lineages: jobs that started from each other's snapshots, with at most one living job and one upgrade at a time.
 
 Two jobs of one lineage would read the same input and write the same output. So the job manager decides which requests
-may start or end one: a client that replaces, suspends or resumes a job holds its lineage meanwhile, and requests of
-other clients are refused. A dead holder loses the lineage when its time is over, or when a user releases it.
+may start or end one: a client that replaces, suspends or resumes a job holds its lineage during that time, and requests
+of other clients are refused. A dead holder loses the lineage when its time is over, or when a user releases it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class JobIsBeingStopped(Conflict):
 
 
 class Lineages:
-    """All methods run on the driver's event loop. Checks await nothing, so no two requests pass the same one."""
+    """All methods run on the driver's event loop. Checks never await, so two requests cannot pass the same check."""
 
     def __init__(self, known: KnownJobs, pool: Executor, programs_held: Callable[[], Mapping[str, str]]) -> None:
         """``pool`` is for writes to the high-availability directory, ``programs_held`` maps owners to programs."""
@@ -234,7 +234,7 @@ class Lineages:
     # --- holding
 
     async def hold(self, job: JobOverview, request: HoldRequest) -> HeldUpgrade:
-        """Begins or prolongs an upgrade of a job. Raises Conflict, and NotReady when it may not be stored."""
+        """Begins or extends an upgrade of a job. Raises Conflict, and NotReady when it may not be stored."""
         place = job.lineage or LineagePlace(job.job_id)
         held, now = self.held(place.id), wall_clock_ms()
         if held is not None and held.owner != request.owner:

@@ -117,7 +117,7 @@ T = TypeVar("T")
 MOST_ANALYSES = 200
 """Maximum number of questions that the planning of one program may ask Spark; each is a run of the program."""
 MOST_REMEMBERED, MOST_REMEMBERED_CHARACTERS = 32, 1 << 20
-"""How many programs' answers are remembered, and the size up to which those of one program are."""
+"""The number of programs whose answers are remembered, and the maximum size of the answers of one program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +205,8 @@ class Planner:
     ) -> Planned:
         """Runs the pipeline function. ``configuration`` was given at submission.
 
-        ``earlier`` is a plan of the same submission with another configuration, whose program has read its static
-        tables and has written: it does so once.
+        ``earlier`` is a plan of the same submission with another configuration, whose program has already read its
+        static tables and written its output; this is not repeated.
         """
         tables = self._static_tables()
         tables.writes = True
@@ -243,7 +243,7 @@ class Planner:
         )
 
     def _planned(self, order: PlanRequest, tables: StaticTables, known: Mapping[str, str]) -> PlanResult:
-        """``known`` has Spark's answers from an earlier planning: those with rows of static tables are used again."""
+        """``known`` has Spark's answers from an earlier planning; answers with rows of static tables are reused."""
         result = plan_in_process(order, self.limits, user_environment())
         while result.needed:
             if len(order.analyses) >= MOST_ANALYSES:
@@ -336,7 +336,7 @@ def _parts(result: PlanResult) -> tuple[JobGraph, Configuration]:
 
 
 def entry_of(program: StoredProgram, request: RunRequest) -> str:
-    """The entry point to run. Raises :class:`InvalidRequest` when it has to be named and is not."""
+    """The entry point to run. Raises :class:`InvalidRequest` when the request has to name it and does not."""
     entry = request.entry_point or program.default_entry
     if entry is None:
         known = ", ".join(program.description.entry_points) or "the archive's modules"

@@ -228,7 +228,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _keep(name: str, archive: bytes, path: Path) -> list[str]:
-    """Moves an accepted archive into its place atomically; a refused one leaves nothing behind."""
+    """Moves an accepted archive into its place atomically; a refused one is deleted."""
     make_private_directory(path.parent)
     # In the same directory, so that moving it into place is one step.
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as draft:
@@ -261,7 +261,7 @@ def _archive_of_module(name: str, source: bytes) -> bytes:
 logger = logging.getLogger(__name__)
 
 MAX_HOLDS = 1000
-"""Limit for all programs together, so that a client which never releases its holds is noticed."""
+"""Limit for all programs together; it reveals a client that never releases its holds."""
 
 
 class ProgramHolds:
@@ -275,7 +275,7 @@ class ProgramHolds:
         self._changing = asyncio.Lock()
 
     def of(self, program_id: str) -> Mapping[str, int]:
-        """The owners of holds, with the times since when they hold the program."""
+        """The owners of holds, with the times at which the holds began."""
         return self._holds.get(program_id, {})
 
     def programs(self) -> dict[str, str]:
@@ -304,7 +304,7 @@ class ProgramHolds:
         self._programs.put_back(program_id, store.read_archive(program), program.uploaded_at_ms)
 
     async def hold(self, program_id: str, owner: str, now_ms: int, storage: Executor, planning: Executor) -> None:
-        """Holds a program; repeating is fine. Raises PipelineNotFound, and NotReady when it cannot be stored."""
+        """Holds a program; may be repeated. Raises PipelineNotFound, and NotReady when it cannot be stored."""
         async with self._changing:  # one at a time: the later of two changes of a hold wins
             if owner in self.of(program_id):
                 return

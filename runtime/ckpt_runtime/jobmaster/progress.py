@@ -1,4 +1,4 @@
-"""Reports of a job's progress: what its queries have done between two completed checkpoints, in Spark's JSON form.
+"""Reports of the progress of a job's queries between two completed checkpoints, in Spark's JSON form.
 
 Subtasks send measures with their acknowledgements; those of completed checkpoints are added up here. Reports are kept
 in memory only, and only the last ones, as in Spark.
@@ -31,14 +31,14 @@ _SOURCES = ("source", "range_reader")
 """The kinds of operators that read rows; enumerators send them splits."""
 _OFFSETS = ("startOffset", "endOffset", "latestOffset")
 _DEDUPLICATE = ("dedupe", "dedupeWithinWatermark")
-"""The operators with state that pass a row or drop it, as late or as a duplicate."""
+"""The operators with state that pass each row unchanged or drop it as late or as a duplicate."""
 _LATEST_MS = 253_402_300_799_999
 """The end of the year 9999."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorTotals:
-    """The measures of all subtasks of an operator in one interval. The watermark is the least one that is known."""
+    """The measures of all subtasks of an operator in one interval. The watermark is the minimum of the known ones."""
 
     rows_in: int = 0
     rows_out: int = 0
@@ -58,11 +58,11 @@ class OperatorTotals:
     latest: Offsets = field(default_factory=dict)
     begun: Offsets = field(default_factory=dict)
     looks: int | None = None
-    """Those of the subtask that has looked least often."""
+    """The polls without rows of the subtask that has the fewest."""
     uncommitted: bool = False
 
     def and_(self, more: OperatorMeasures) -> OperatorTotals:
-        """With those of a subtask."""
+        """Adds the measures of a subtask."""
         times = self.event_times if more.event_times is None else more.event_times
         if self.event_times is not None and more.event_times is not None:
             times = self.event_times.and_(more.event_times)
@@ -100,12 +100,12 @@ def _merged(first: Offsets, second: Offsets, of_both: Callable[[int, int], int] 
 
 
 def _moved_on(before: Offsets, reached: Offsets) -> Offsets:
-    """The offsets that a source has reached. Batches of files that are read again do not put it back."""
+    """The offsets that a source has reached. Reading batches of files again does not reset them."""
     return _merged({name: parts for name, parts in before.items() if "" in parts}, reached) or before
 
 
 def _shown(offsets: Offsets) -> dict[str, Any] | None:
-    """Offsets as reports have them; None if there are none, or if they are in front of all rows."""
+    """Offsets in the form of reports; None if there are none, or if they precede all rows."""
     return {name: parts.get("", parts) for name, parts in offsets.items() if parts.get("") != -1} or None
 
 
@@ -156,7 +156,7 @@ class JobProgress:
         self._acknowledged, self._ended = {}, {}
 
     def acknowledged(self, checkpoint_id: int, subtask: SubtaskKey, intervals: Sequence[Interval]) -> None:
-        """Keeps what the acknowledgement of a pending checkpoint says."""
+        """Stores the measures in the acknowledgement of a pending checkpoint."""
         self._acknowledged.setdefault(checkpoint_id, {})[subtask] = intervals
 
     def ended(self, subtask: SubtaskKey, intervals: Sequence[Interval]) -> None:
@@ -164,7 +164,7 @@ class JobProgress:
         self._ended[subtask] = intervals
 
     def aborted(self, checkpoint_id: int) -> None:
-        """Forgets a checkpoint that will not complete."""
+        """Removes a checkpoint that will not complete."""
         self._acknowledged.pop(checkpoint_id, None)
 
     def completed(self, checkpoint_id: int, begun_ms: int, now_ms: int, graph: JobGraph) -> None:
@@ -187,7 +187,7 @@ class JobProgress:
         self._reported_at_ms = begun_ms
 
     def finished(self, now_ms: int, graph: JobGraph) -> None:
-        """Makes the report of what no checkpoint has covered when all subtasks have finished."""
+        """Creates the report on the interval that no checkpoint has covered, when all subtasks have finished."""
         ended = [interval for intervals in self._ended.values() for interval in intervals]
         left = since(ended, self._completed, 1 << 62)
         if any(measures.rows_out or measures.rows_in for interval in left for measures in interval.operators):
@@ -196,9 +196,9 @@ class JobProgress:
     def has_processed_all(self, since: int) -> bool:
         """Whether all data that existed at a completed checkpoint has been processed and committed by now.
 
-        Behind the checkpoint, no rows have come out of a source or into a sink, and each source has looked for some
-        twice without finding any: the second time it began to look after the checkpoint. Sources that make rows as time
-        passes never find none. With them, two more checkpoints have committed the rows that existed.
+        After the checkpoint, no source has emitted a row, no sink has received one, and each source has polled twice
+        without a result: the second poll began after the checkpoint. Sources that generate rows by the clock never poll
+        without a result. With them, two more checkpoints have committed the rows that existed.
         """
         behind = [*takewhile(lambda known: known.id > since, reversed(self._checkpoints))]
         clocks = bool(behind) and any(_is_clock(node) for node in _readers(behind[0].graph))
@@ -232,14 +232,13 @@ def _readers(graph: JobGraph) -> list[OperatorNode]:
 
 
 def _is_clock(node: OperatorNode) -> bool:
-    """Whether an operator belongs to a source that makes rows as time passes."""
+    """Whether an operator belongs to a source that generates rows by the clock."""
     return node.name.removesuffix(" offsets") == "rate"
 
 
 def _moves(checkpoint: _Checkpoint, *, clocks: bool) -> bool:
-    """Whether rows have come out of a source, or into a sink, before a checkpoint and behind the one before it.
-
-    With ``clocks``, rows come from some sources, and into sinks, all the time: these do not count.
+    """Whether a source has emitted rows, or a sink received some, between the previous checkpoint and this one. Sources
+    that generate rows by the clock never count; with ``clocks``, sinks do not count either.
     """
     nothing, totals = OperatorTotals(), checkpoint.totals
     if any(totals.get(node.uid, nothing).rows_out for node in _readers(checkpoint.graph) if not _is_clock(node)):
@@ -248,7 +247,7 @@ def _moves(checkpoint: _Checkpoint, *, clocks: bool) -> bool:
 
 
 def _above(graph: JobGraph, sink: str) -> list[OperatorNode]:
-    """The operators whose rows reach a sink, itself the last one."""
+    """The operators whose rows reach a sink; the sink is the last one."""
     vertex = next(vertex for vertex in graph.vertices if any(node.uid == sink for node in vertex.operators))
     found, todo = {vertex.id}, [vertex.id]
     while todo:
@@ -289,7 +288,7 @@ def _report(checkpoint: _Checkpoint, sink: str) -> dict[str, Any]:
 def _source(
     node: OperatorNode, totals: Mapping[str, OperatorTotals], seconds: float, before: Mapping[str, Offsets]
 ) -> dict[str, Any]:
-    """A source. Its offsets are None if they are not known, as the start is in the first report of most jobs."""
+    """The report of a source. Unknown offsets are None, such as the start in the first report of most jobs."""
     read = totals[node.uid]
     metrics = {"numBadRecordsDropped": str(sum(each.bad for each in totals.values()))}
     if read.pending is not None:
@@ -333,7 +332,7 @@ def _state(totals: OperatorTotals) -> dict[str, Any]:
 def _event_time(nodes: Iterable[OperatorNode], totals: Mapping[str, OperatorTotals]) -> dict[str, str]:
     """Event times of the rows, and the time that all operators have reached: at least 1970, as in Spark.
 
-    The end of data is a watermark, too, which lies behind all times that have a text.
+    The watermark of the end of data is later than all times that have a text form.
     """
     marked = [node for node in nodes if node.kind == WATERMARK]
     filtered = {node.uid.partition(FILTERED)[0] for node in marked if FILTERED in node.uid}
@@ -370,7 +369,7 @@ def _observed(
 
 
 def spark_time(millis: int) -> str:
-    """Returns a time as the reports and events of Spark have it. ``millis`` are since 1970.
+    """Returns a time in the form of Spark's reports and events. ``millis`` are since 1970.
 
     Rows may have years that :class:`datetime.datetime` cannot hold, for example when their unit was mistaken.
     """

@@ -112,7 +112,7 @@ class SlotPool:
         self._losses = SlotLossNotifier(self._loop)
         self._questions = WorkerQuestions()
         self.ended_logs: deque[EndedWorkerLog] = deque(maxlen=MAX_ENDED_LOGS)
-        """The logs of workers whose processes ended without an order to end, the latest last."""
+        """The logs of workers whose processes ended unexpectedly, the latest last."""
         self._watch: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -122,7 +122,7 @@ class SlotPool:
         self._watch = self._loop.create_task(self._watch_heartbeats())
 
     async def stop(self) -> None:
-        """Tells all agents to end and waits for them, for a while."""
+        """Tells all agents to end and waits for them for a limited time."""
         self._closing = True
         if self._next_turn is not None:
             self._next_turn.cancel()
@@ -162,7 +162,7 @@ class SlotPool:
         return tuple(self._slots.values())
 
     def bind(self, slots: Sequence[Slot]) -> list[int | None]:
-        """Chooses a core for the worker of each slot of a job, None for a worker that is not to be bound.
+        """Chooses a core for the worker of each slot of a job, None for an unbound worker.
 
         The core belongs to that worker alone until the slot is bound again or released.
         """
@@ -282,7 +282,8 @@ class SlotPool:
             self._launch(allocation.launch)
 
     def _turn(self, request: SlotRequest) -> Turn:
-        """No slots are reserved for a job that needs more than the cluster has, or that already holds some."""
+        """Returns the turn of a request. No slots are reserved for a job that needs more than the cluster has or
+        already holds some."""
         if request.held or request.count > self.total:
             return Turn(False, None)
         return turn_after(self._clock() - request.since, self._times.reservation_interval_s)

@@ -62,7 +62,7 @@ class SlotTimes:
 
 @dataclass(frozen=True, slots=True)
 class EndedWorkerLog:
-    """The last log lines of a worker whose process ended although the driver had not ordered it."""
+    """The last log lines of a worker whose process ended unexpectedly."""
 
     worker_id: str
     slot_id: str
@@ -111,7 +111,7 @@ class SlotOwner(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A worker process that has registered. ``used`` when something was deployed to it."""
+    """A worker process that has registered. ``used`` is true once subtasks were deployed to it."""
 
     peer: WorkerPeer
     used: bool = False
@@ -316,7 +316,7 @@ class Allocation:
     refused: tuple[int, ...]
     launch: int
     reserved_for: int | None = None
-    """The first refused request that reserves what is left."""
+    """The first refused request that reserves the remaining slots."""
 
 
 class Turn(NamedTuple):
@@ -344,7 +344,7 @@ def allocate(missing: Sequence[int], supply: Supply, reserving: Collection[int] 
 
     A request that the cluster can serve has its share reserved while its slots start. A request that it cannot serve
     is refused for now, and the later ones are served, unless it is one of those that are ``reserving``, by position:
-    then all that is left is kept for it.
+    then all remaining slots are reserved for it.
     """
     ready, starting, launchable = supply.ready, supply.starting, supply.launchable
     granted: list[int] = []
@@ -382,7 +382,7 @@ def shortage(needed: int, total: int, free: int) -> str:
 def choose_cores(
     workers: Sequence[tuple[str, Sequence[int]]], others: Sequence[tuple[str, int | None]]
 ) -> list[int | None]:
-    """Chooses a core for each worker of a job, None for a worker that is not to be bound.
+    """Chooses a core for each worker of a job, None for an unbound worker.
 
     ``workers`` are given as host and cores of that host, the workers of ``others`` as host and the core that they are
     bound to. No two workers are bound to one core. If a host has more workers than cores, no worker of the job is bound

@@ -247,7 +247,7 @@ class SavepointCatalogue:
             del self._targets[next(iter(self._targets))]
 
     async def known(self, directories: Iterable[str], job: str | None) -> KnownSavepoints:
-        """The savepoints below these directories and below remembered targets of savepoints. Raises nothing."""
+        """The savepoints below these directories and below remembered targets of savepoints. Never raises."""
         unread: dict[str, str] = {}
 
         async def look(directory: str) -> SavepointList | None:

@@ -20,7 +20,7 @@ Pid = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 
 
 class ProcessIdentity(Struct, frozen=True):
-    """Identifies a process so that another one can watch it. ``machine`` is empty where that is not possible."""
+    """Identifies a process so that another one can watch it. ``machine`` is empty if the process cannot be watched."""
 
     machine: str
     pid: Pid
@@ -28,7 +28,7 @@ class ProcessIdentity(Struct, frozen=True):
 
 
 class RegisterAgent(Message, frozen=True):
-    """A slot agent offers its slot."""
+    """Registers the slot of a slot agent."""
 
     slot: str
     host: str
@@ -37,7 +37,7 @@ class RegisterAgent(Message, frozen=True):
 
 
 class RegisterWorker(Message, frozen=True):
-    """A worker is ready. Its temporary files are in ``directory``."""
+    """Reports that a worker is ready. Its temporary files are in ``directory``."""
 
     slot: str
     worker: str

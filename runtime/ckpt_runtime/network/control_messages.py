@@ -51,7 +51,7 @@ class CancelDeployment(Message, frozen=True):
 
 
 class TriggerCheckpoint(Message, frozen=True):
-    """Makes the ``tasks`` send a barrier and take their snapshots."""
+    """Makes the ``tasks`` send barriers and take snapshots."""
 
     deployment: int
     tasks: tuple[SubtaskKey, ...]
@@ -78,7 +78,7 @@ class NotifyCheckpointAborted(Message, frozen=True):
 
 
 class AlignSources(Message, frozen=True):
-    """The event time, in ms since the epoch, of the slowest source of the group that the ``tasks`` belong to."""
+    """Sends the event time, in ms since the epoch, of the slowest source in the alignment group of the ``tasks``."""
 
     deployment: int
     tasks: tuple[SubtaskKey, ...]
@@ -86,7 +86,7 @@ class AlignSources(Message, frozen=True):
 
 
 class LimitSources(Message, frozen=True):
-    """How many rows per second sources may read, all subtasks together, by their uids. The others have no limit."""
+    """Limits the rows per second of sources, by uid, over all of their subtasks. Other sources have no limit."""
 
     deployment: int
     tasks: tuple[SubtaskKey, ...]
@@ -164,8 +164,9 @@ class SubtaskMeasures(Struct, frozen=True):
     subtask has something to process or send, ``backpressured`` while it cannot send; ``slices`` grows with each
     processed piece of a buffer. ``operator_rows`` counts the rows that each operator of the chain has emitted.
     ``alignment_ms`` and ``start_delay_ms`` are those of the last checkpoint. The usages are shares of the input buffers
-    and of the output channels; ``queued_elements`` wait in the input. ``pending_rows`` wait in front of a source that
-    knows how many. ``alignment_drift_ms`` is by how much a source is ahead of those that it is aligned with.
+    and of the output channels; ``queued_elements`` is the number of elements in the input queues, ``pending_rows`` the
+    number of unread rows of a source, if known. ``alignment_drift_ms`` is how far a source is ahead of its alignment
+    group.
     """
 
     vertex_id: str

@@ -24,7 +24,7 @@ class _Element(Struct, frozen=True, tag_field="t"):
 
 
 class CheckpointBarrier(_Element, frozen=True, tag="barrier"):
-    """Divides the rows before it, which belong to the checkpoint, from those after it."""
+    """Separates the rows of a checkpoint, which precede the barrier, from the rows after it."""
 
     checkpoint_id: int
     timestamp_ms: int
@@ -149,8 +149,8 @@ class DesiredBufferSize:
         self.latest: int | None = None
 
     def announce(self, size: int) -> None:
-        # Set before the listener is read, and listen() does both in the opposite order: so the later of the two calls
-        # notifies the listener.
+        # Set before the listener is read, and listen() does both in the opposite order: whichever of the two calls is
+        # later notifies the listener.
         self.latest = size
         if self._listener is not None:
             self._listener(size)

@@ -93,7 +93,8 @@ class InputChannel:
         self.put(EncodedRows(self.schema, message))
 
     def queued_before(self, checkpoint_id: int, *, or_all: bool = False) -> list[InFlightData]:
-        """Rows and watermarks before a checkpoint's barrier; if it is not queued, all of them or none."""
+        """The rows and watermarks ahead of a checkpoint's barrier. If it is not queued: none, or with ``or_all``
+        all."""
         found: list[InFlightData] = []
         for element in tuple(self.queue):
             if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:

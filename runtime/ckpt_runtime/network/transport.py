@@ -261,7 +261,7 @@ class DataTransport:
             self._opened = {c: r for c, r in self._opened.items() if deployment_of(c) > deployment}
         forgotten = threading.Event()
         self._post(lambda: self._forget(deployment, forgotten))
-        # A thread that has ended no longer forgets channels, but puts nothing into them either.
+        # A thread that has ended no longer removes channels, but adds no data to them either.
         while self._thread.is_alive() and not forgotten.wait(0.1):
             pass
 

@@ -226,7 +226,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """The request that a new process receives. The process owns the descriptors and has to report that it has begun."""
+    """The request that a new process receives. The process owns the descriptors and must report that it has begun."""
 
     document: bytes
     descriptors: list[int]
@@ -331,7 +331,7 @@ class ForkServer:
     def _follow(self, pid: int, notices: socket.socket) -> None:
         try:
             descriptor = os.pidfd_open(pid)
-        except OSError:  # its end could not be detected, so it must not live
+        except OSError:  # its end could not be detected, so it must not keep running
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
@@ -349,7 +349,7 @@ class ForkServer:
         _, status = os.waitpid(pid, 0)
         self._poll.unregister(descriptor)
         os.close(descriptor)
-        with notices, suppress(OSError):  # the requester is gone
+        with notices, suppress(OSError):  # the requester has ended
             notices.send(b"%s %d" % (_ENDED, os.waitstatus_to_exitcode(status)))
 
 

@@ -96,7 +96,8 @@ def _request(scope: Scope) -> dict[str, Any]:
 
 
 def _keep(content: bytearray, message: Message) -> None:
-    """Collect at most one byte more than the limit; by it :func:`_document` recognises content that is too long."""
+    """Collect at most one byte more than the limit; the extra byte shows :func:`_document` that the content is too
+    long."""
     chunk = message.get("body", b"")
     content += chunk[: _MAX_BYTES + 1 - len(content)]
 

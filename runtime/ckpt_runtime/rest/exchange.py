@@ -353,7 +353,7 @@ def _finite_float(text: str) -> float | _BadNumber:
 
 
 def _integer(text: str) -> int | _BadNumber:
-    """Numbers of so many digits would take long to convert."""
+    """Converts the digits of an integer; refuses very long ones, which would take long to convert."""
     return int(text) if len(text) <= _MAX_DIGITS else _BadNumber("a number has too many digits")
 
 

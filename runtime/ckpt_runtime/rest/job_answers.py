@@ -380,7 +380,7 @@ def failure(cause: FailureCause) -> contract.RemoteFailure:
 
 
 def exception(entry: ExceptionEntry, *, with_concurrent: bool = True) -> contract.ExceptionEntry:
-    """One failure with those that came with it; these have no such list themselves."""
+    """One failure with its concurrent failures, which have no such list themselves."""
     concurrent = tuple(exception(other, with_concurrent=False) for other in entry.concurrent)
     of_task = entry.task_name is not None
     return contract.ExceptionEntry(

@@ -1,4 +1,4 @@
-"""What a request may contain: parameters of path and query, headers, and the fields of bodies.
+"""The allowed content of a request: parameters of path and query, headers, and the fields of bodies.
 
 The framework checks parameters and headers, and the OpenAPI document describes them. Ids are 32 ASCII hex digits in any
 case and reach handlers in lower case. A value that does not match is a 400.

@@ -25,7 +25,8 @@ _LABELS = ("job_id", "job_name")
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What a scrape shows; ``left_out`` counts the series of subtasks and operators that are above the limit."""
+    """The values that a scrape shows; ``left_out`` counts the series of subtasks and operators that are above the
+    limit."""
 
     cluster: ClusterOverview
     driver: ProcessFigures
@@ -98,7 +99,7 @@ class _Snapshot(Collector):
         )
 
     def _of_jobs(self, name: str) -> Iterator[GaugeMetricFamily]:
-        """The numeric ones among Flink's job metrics."""
+        """The numeric job metrics of Flink."""
         family = GaugeMetricFamily(f"flink_jobmanager_job_{name}", _MEANINGS.get(name, name), labels=_LABELS)
         for job, metrics, _ in self._jobs:
             try:

@@ -1,4 +1,4 @@
-"""A job core's own inputs and outputs, in addition to its two machines' events and effects. Values only.
+"""The inputs and outputs of a job core, in addition to the events and effects of its two machines. Values only.
 
 ``JobInput`` is the core's only input type and ``JobOutput`` its only output type. The shell starts outputs in the order
 given; the docstring of an output names the inputs that answer it; there is exactly one answer.
@@ -248,7 +248,7 @@ class SettleOverrides:
 
 @dataclass(frozen=True, slots=True)
 class ReserveSlots:
-    """Get the slots of another deployment while the current one runs: ``count``, or as many as the session can get,
+    """Reserve slots for another deployment while the current one runs: ``count``, or as many as the session can get,
     but at least ``least``. Answer: SlotsReserved or SlotsNotReserved.
     """
 
@@ -259,7 +259,7 @@ class ReserveSlots:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseReserve:
-    """Give back the reserved slots that are not in use, and stop reserving."""
+    """Release the reserved slots that are not in use, and stop reserving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,8 @@ class StorePlan:
 
 @dataclass(frozen=True, slots=True)
 class SettlePlan:
-    """Like SettleOverrides, for the plan. Answer: PlanStored if it is stored, else ChangeNotStored or ChangeUnknown."""
+    """Rewrite the stored plan unchanged, as SettleOverrides does. Answer: PlanStored, ChangeNotStored or
+    ChangeUnknown."""
 
     request_id: str
     graph: JobGraph

@@ -1,10 +1,10 @@
-"""Makes changes of a living job durable, one of each kind at a time: checkpoint settings, and the plan.
+"""Makes changes of a running job durable: checkpoint settings and the plan, one change of each kind at a time.
 
 A change takes effect once it is stored, never before; until then the job continues unchanged, regardless of failures.
 An unknown outcome of a write is settled by storing the change again, which reads first. If this does not succeed soon,
 the sender is notified, and the stored state is rewritten unchanged until that succeeds. A read alone would not suffice:
-a write still on its way could take effect after it, and this driver would not put it in force. Sources: FLIP-571,
-FLIP-530.
+an earlier write that is still in progress could take effect after the read, and this driver would never apply it.
+Sources: FLIP-571, FLIP-530.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class DurableChange(ABC):
         """The order to store the change; with ``settles``, to rewrite the stored document."""
 
     def failed(self, *, unknown: bool, final: bool = False) -> Next:
-        """A write was not done (``final``: nor was any earlier one), or its outcome is unknown."""
+        """A write failed (``final``: so did all earlier ones), or its outcome is unknown."""
         change = self._change
         assert change is not None
         if not unknown and (final or not change.unknown):
@@ -119,7 +119,7 @@ class DurableChange(ABC):
         return following, []
 
     def given_up(self, message: str) -> list[JobOutput]:
-        """Ends the change, of which nothing is stored."""
+        """Ends the change; nothing of it is stored."""
         return self._end(ChangeOutcome.NOT_STORED, message)
 
     def abandoned(self) -> list[JobOutput]:
@@ -155,7 +155,7 @@ class SettingsUpdate(DurableChange):
         return core.StoreOverrides(request_id, change.stores, change.attempt)
 
     def stored(self, event: core.OverridesStored) -> list[JobOutput]:
-        """The change in progress is settled: :attr:`overrides` now are the stored ones."""
+        """The change in progress is settled: :attr:`overrides` now equals the stored overrides."""
         # The stored value, not the requested one: an earlier write may have taken effect as well.
         self.overrides = CheckpointOverrides.from_document(event.text)
         return self._end(ChangeOutcome.APPLIED)

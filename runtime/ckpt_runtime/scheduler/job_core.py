@@ -93,7 +93,7 @@ class JobCore:
         self._end_is_stored = False
         self._result_attempts = 0
         self.is_fenced = False
-        """Whether another driver leads, so this one may no longer change the job."""
+        """Whether another driver is the leader; this one may then no longer change the job."""
         self._queue: deque[Callable[[], None]] = deque()
         self._outputs: list[JobOutput] = []
         self._now = Instant(0, 0)
@@ -165,7 +165,7 @@ class JobCore:
 
     @property
     def configuration(self) -> Configuration:
-        """The configuration of the current deployment, as :attr:`graph`."""
+        """The configuration of the current deployment; replaced together with :attr:`graph`."""
         return self.plan.configuration
 
     @property
@@ -504,7 +504,7 @@ class JobCore:
 
     def _on_slots_reserved(self, event: core.SlotsReserved) -> None:
         self._follow(self._change.slots_reserved(event, self.accepted_plan))
-        # If the slots turned out to be those that the job has already, no checkpoint is awaited.
+        # If the reserved slots are the ones that the job already has, no checkpoint is awaited.
         request_id = checkpoint_request(event.request_id)
         if self._change.awaits_checkpoint(request_id):
             self._tell(checkpoint_on.TriggerRequested(request_id, CheckpointProperties()))
@@ -529,7 +529,7 @@ class JobCore:
         plan, request = self._change.plan, self._change.configures
         if plan is None or not self._change.concerns(event.request_id):
             return
-        # The change ends before it takes effect, because what follows may already begin another change.
+        # The change ends before it takes effect, because the following events may already begin another change.
         self._follow(self._change.stored())
         restarts = request.restarts if request else plan.graph.vertices != self.accepted_plan.graph.vertices
         self.accepted_plan = plan
@@ -569,7 +569,8 @@ class JobCore:
 
     @property
     def _has_unreported_end(self) -> bool:
-        """Whether an end is not stored yet: it is reported only then, because an ended job must never run again."""
+        """Whether the end of the job is not stored yet. It is reported only after it is stored, because an ended job
+        must never run again."""
         return self.machine.status.is_globally_terminal and not self.is_fenced and not self._end_is_stored
 
     def _follow(self, outputs: list[JobOutput]) -> None:

@@ -221,7 +221,7 @@ class JobMachine:
             self._end(JobState.FINISHED, now)
 
     def _on_task_canceled(self, event: on.TaskCanceled, now: Instant) -> None:
-        """A task that ended as cancelled without a request counts as failed."""
+        """A task that reports its cancellation without a request counts as failed."""
         if self.state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
             if self.tasks.move(event.execution, DeployedTaskState.CANCELED):
                 self._check_all_gone(now)
@@ -388,7 +388,7 @@ class JobMachine:
         self._emit(out.StopFailed(event.request_id, event.message))
         if self.state is not JobState.STOPPING:
             self._check_all_gone(now)
-        # The data has ended by itself in the meantime: there is nothing left to stop.
+        # All data was processed before the stop took effect: there is nothing left to stop.
         elif self.tasks.all_finished:
             self._end(JobState.FINISHED, now)
         elif event.reached_tasks:

@@ -60,7 +60,8 @@ def check_replaceable(state: JobState, what: str) -> None:
 
 
 def rescaled(graph: JobGraph, bounds: Mapping[str, ParallelismBounds], slots: int) -> JobGraph:
-    """``graph`` at the parallelism that ``slots`` allow within the (valid) ``bounds``, which it stores."""
+    """Returns ``graph`` at the parallelism that ``slots`` allow within the (valid) ``bounds``, and stores these bounds
+    in it."""
     text = json.dumps({vertex: [wanted.lower, wanted.upper] for vertex, wanted in bounds.items()}, sort_keys=True)
     declared = replace(graph, configuration={**graph.configuration, VERTEX_BOUNDS: text})
     return declared.with_parallelism(

@@ -28,7 +28,7 @@ class RestartHistory:
 
 
 class RestartStrategy(Protocol):
-    """A stateless set of limits, so that one strategy can replace another while a job lives (FLIP-530)."""
+    """A stateless set of limits, so that one strategy can replace another while a job runs (FLIP-530)."""
 
     def delay(self, history: RestartHistory, now: int) -> int | None:
         """Milliseconds from ``now`` to the restart after a failure that ``history`` contains, None if the job must

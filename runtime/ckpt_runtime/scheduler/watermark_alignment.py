@@ -1,4 +1,5 @@
-"""Alignment of watermarks (FLIP-182 and FLIP-217): sources that run ahead of the slowest one of their group wait. Pure.
+"""Alignment of watermarks (FLIP-182 and FLIP-217): sources that are ahead of the slowest source of their group wait.
+Pure.
 
 A source has an event time: the watermark that its rows have reached, in ms since the epoch. A *group* is a set of
 subtasks, of one source or of several. :class:`AlignmentGroups`, in the driver, gets the event times of the subtasks and
@@ -15,14 +16,16 @@ from typing import NamedTuple
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 
 _LONGEST_LOOK_MS = 1_000.0
-"""The most that one look adds to the time without rows: a subtask that could not look for minutes is not idle."""
+"""The maximum time that one poll adds to the time without rows: a subtask that could not poll for minutes is not
+idle."""
 _WITHOUT_ROWS_MS = 3_000
-"""After this time what has no splits, or has never had a row, is idle even if no timeout is set: there may be fewer
-splits than subtasks, and empty partitions."""
+"""After this time, a subtask without splits and a split without rows are idle even if no timeout is set: there may be
+fewer splits than subtasks, and partitions may be empty."""
 
 
 class Progress(NamedTuple):
-    """A subtask's event time, None before its first row. ``wants_checkpoint``: one has to cover what it has sent."""
+    """A subtask's event time, None before its first row. ``wants_checkpoint``: it waits for a checkpoint that covers
+    the rows it has sent."""
 
     event_time: int | None
     idle: bool = False
@@ -31,7 +34,8 @@ class Progress(NamedTuple):
 
 @dataclass(slots=True)
 class _Part:
-    """A split that can be held by itself, or all splits of a subtask. It has ``splits``, none if they have ended."""
+    """A split that can be held separately, or all splits of a subtask. ``splits`` are the splits that have not
+    ended."""
 
     event_time: int | None = None
     splits: int = 0
@@ -43,11 +47,11 @@ _ALL = ""
 
 
 class SplitAlignment:
-    """The splits of one subtask. ``idle_ms`` 0 means that a split which has had rows is never idle. :meth:`looked` has
+    """The splits of one subtask. With ``idle_ms`` 0, a split that has had rows is never idle. :meth:`looked` has
     to be called a few times a second unless :attr:`is_settled`.
 
     ``each``: the reader can hold each split by itself, and the others wait for the first row of a split without an end.
-    Otherwise the reader reads one split after the other, and the last row that it has read is its event time.
+    Otherwise the reader reads one split after the other, and the time of its last row is the event time of the subtask.
     """
 
     def __init__(self, max_drift_ms: int, idle_ms: int, *, each: bool) -> None:
@@ -59,7 +63,7 @@ class SplitAlignment:
         self._looked_at: float | None = None
 
     def add(self, split_id: str, event_time: int | None, *, bounded: bool) -> None:
-        """A split is to be read, after a row of ``event_time`` if it was read before."""
+        """Adds a split; ``event_time`` is the time of its last row if it was read before."""
         if self._each:
             self._parts.pop(_ALL, None)
         part = self._parts.setdefault(split_id if self._each else _ALL, _Part())
@@ -78,7 +82,7 @@ class SplitAlignment:
             self._parts = self._parts or {_ALL: _Part()}
 
     def advance(self, split_id: str, event_time: int | None) -> None:
-        """Rows of a split have reached ``event_time``; None if none of them has a time."""
+        """The rows of a split have reached ``event_time``; None if no row has a time."""
         self._reached(self._part_of(split_id), event_time)
 
     def align(self, minimum: int) -> None:
@@ -86,7 +90,7 @@ class SplitAlignment:
         self._minimum = minimum
 
     def looked(self, now_ms: float) -> None:
-        """Rows are requested from the reader: splits that are not held become idle unless they give some."""
+        """Rows are requested from the reader: splits that are not held become idle unless they return rows."""
         passed = 0.0 if self._looked_at is None else min(now_ms - self._looked_at, _LONGEST_LOOK_MS)
         self._looked_at = now_ms
         held = self.held
@@ -95,12 +99,13 @@ class SplitAlignment:
 
     @property
     def held(self) -> frozenset[str]:
-        """The splits whose rows have to wait; if the reader cannot hold each by itself, one name for all of them."""
+        """The splits whose rows have to wait; one name stands for all splits if the reader cannot hold them
+        separately."""
         minimum, own = self._minimum, self._own_minimum
         if minimum is None:
-            # The driver does not know the group yet: rows that are read now might be far ahead of it.
+            # The minimum of the group is not known yet: rows that are read now might be far ahead of it.
             return frozenset(key for key, part in self._parts.items() if part.event_time is not None)
-        # A split of this subtask may be behind the progress that the driver knows: then the group is as well.
+        # If a split of this subtask is behind the progress last reported to the driver, the group is behind it, too.
         limit = (minimum if own is None else min(minimum, own)) + self._max_drift_ms
         times = ((key, part.event_time) for key, part in self._parts.items())
         return frozenset(key for key, event_time in times if event_time is not None and event_time > limit)
@@ -112,7 +117,7 @@ class SplitAlignment:
 
     @property
     def is_settled(self) -> bool:
-        """Whether there is no split, and time does not change that this subtask is idle."""
+        """Whether the subtask has no split and stays idle until it gets one."""
         return self.progress.idle and not any(part.splits for part in self._parts.values())
 
     def event_time_of(self, split_id: str) -> int | None:
@@ -133,7 +138,7 @@ class SplitAlignment:
 
     @property
     def drift_ms(self) -> int | None:
-        """By how much this subtask is ahead of its group; None while either is unknown."""
+        """By how many ms this subtask is ahead of its group; None while either time is unknown."""
         own = self._own_minimum
         return None if own is None or self._minimum is None else max(0, own - self._minimum)
 
@@ -179,9 +184,9 @@ class AlignmentGroups:
         return self.reported(key, Progress(None, idle=True))
 
     def moved(self) -> Iterator[tuple[int, tuple[SubtaskKey, ...]]]:
-        """The minima that have changed since the last call, each with the subtasks that have to know it.
-
-        A group has none before each of its subtasks has had a row or is idle. When all are idle, the last one stays.
+        """The minima that have changed since the last call, each with the subtasks that it is sent to. A group has no
+        minimum until each of its subtasks has had a row or is idle. When all subtasks are idle, the last minimum
+        remains.
         """
         for group, members in self._members.items():
             active = [progress.event_time for progress in members.values() if not progress.idle]

@@ -220,7 +220,7 @@ def latest_good(
 ) -> CataloguedSavepoint | None:
     """The latest savepoint that is good and has readable metadata; None if there is none.
 
-    One whose sources a user has set to other positions is never taken: it is for the start that it was made for.
+    A savepoint whose sources a user has set to other positions is never returned: it is meant for one particular start.
     ``before_ms``: it completed before this time, so that a job that starts from it reads everything again since then.
     Raises the errors of :func:`list_savepoints`. Also raises StorageError if storage fails while a savepoint is read:
     returning an older one instead would be wrong.

@@ -26,8 +26,7 @@ class SnapshotSummary(Struct, frozen=True):
     """A summary of one snapshot.
 
     ``bytes`` is the number of bytes that a restore reads. ``written_by`` is the release that wrote it; None if the
-    snapshot is older than this field. ``repositioned``: where sources continue that a user has set to other positions,
-    by uid.
+    snapshot is older than this field. ``repositioned`` maps the uids of sources to the positions that a user has set.
     """
 
     location: str

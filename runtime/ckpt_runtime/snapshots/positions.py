@@ -58,7 +58,7 @@ def start_position(text: str, now_ms: int) -> StartPosition:
 
 
 def position_text(position: StartPosition) -> str:
-    """How a position is shown to a user."""
+    """The text that shows a position to a user."""
     if position.time_ms is not None:
         return datetime.fromtimestamp(position.time_ms / 1000, UTC).isoformat()
     return position.kind if position.offsets is None else json.dumps(position.offsets)

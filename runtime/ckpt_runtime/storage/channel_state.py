@@ -38,7 +38,7 @@ from ckpt_runtime.storage.publish import checksum_of
 from ckpt_runtime.storage.state_files import StateFileWriter, locate
 
 MAX_BODY_BYTES = 1 << 30
-"""The same limit as on the wire: no message of rows is larger."""
+"""The limit is the same as on the wire: no message of rows is larger."""
 
 _MAGIC = b"CKIF"
 _FIELDS = struct.Struct("<4sB3sQ")
@@ -127,8 +127,8 @@ def _checksum(name: str, offset: int, fields: bytes, body: bytes | memoryview | 
 class FrameSource:
     """One channel state file, or inline content. Opens the file at the first read. Not thread-safe; :meth:`close` it.
 
-    Local files are kept open, so that a file that is deleted meanwhile can still be read. Keeps at most one frame, or
-    256 KiB, in memory.
+    Local files are kept open, so that a file that is deleted after it was opened can still be read. Keeps at most one
+    frame, or 256 KiB, in memory.
     """
 
     def __init__(self, directory: Location, file: StateFile) -> None:

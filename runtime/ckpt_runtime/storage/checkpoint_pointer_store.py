@@ -38,14 +38,14 @@ class _PendingSavepoint(Struct, frozen=True):
 
 
 class CheckpointPointerStore:
-    """The pointers of one job, in one :class:`FencedDocument`: a driver without the lease can add none."""
+    """The pointers of one job, in one :class:`FencedDocument`: a driver without the lease cannot add any."""
 
     def __init__(self, directory: Location, fence: Fence = no_fence, epoch: int = 0) -> None:
         """``directory`` need not exist. Touches nothing."""
         self._document = FencedDocument(directory, _Stored, fence, epoch)
 
     def add(self, checkpoint_id: int, pointer: CheckpointPointer) -> None:
-        """Adds a pointer. Adding the same one again is fine and settles an unknown outcome.
+        """Adds a pointer. Adding it again is allowed and settles an unknown outcome.
 
         Raises :class:`AlreadyExistsError` when a different one exists, :class:`AmbiguousWriteError` when it is
         unknown whether it was added, :class:`StorageError` when it was not.
@@ -70,7 +70,7 @@ class CheckpointPointerStore:
         return self._pointers(self._document.adopt())
 
     def remove(self, checkpoint_id: int, disposal: Mapping[str, Any] | None = None) -> None:
-        """Removes a pointer and verifies the removal; a missing one is fine.
+        """Removes a pointer and verifies the removal; a missing pointer is not an error.
 
         ``disposal`` replaces it in the same step and stays until :meth:`settle`.
         """

@@ -174,7 +174,7 @@ def _continue(place: Location, present: Claim, claim: Claim) -> None:
 def _succession(
     place: Location, present: Claim, successor: Claimant, is_dead: Callable[[Claimant], bool]
 ) -> Iterator[None]:
-    """Lets one successor at a time change this claim, whose owner no longer does. Raises :class:`ClaimedError`.
+    """Lets one successor at a time change this claim, which its owner no longer changes. Raises :class:`ClaimedError`.
 
     A successor that died on the way leaves its file, and the next one adds its own with the next number. A file also
     stays while it is unknown whether the claim was changed, because such a write may arrive at any time. No claim is

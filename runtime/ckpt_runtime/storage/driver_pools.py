@@ -74,7 +74,7 @@ class BoundedPool(Executor):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has neither calls nor threads."""
+        """Whether the pool has neither calls nor threads."""
         with self._changed:
             return not self._threads and not self._waiting
 
@@ -181,7 +181,7 @@ class BoundedPool(Executor):
     def _deadline_passed(self, call: _Call) -> None:
         message, unserved = "", list[_Call]()
         with self._changed:
-            # It returned before its deadline, or while the deadline's thread waited for the lock.
+            # The call returned before its deadline, or while the deadline's thread waited for the lock.
             if call.finished:
                 return
             if call in self._waiting:
@@ -275,7 +275,7 @@ class AddressPools:
     """The pool for the address of a URL that a user names: one that hangs blocks no other. Thread-safe."""
 
     def __init__(self, deadline_s: float, made: WeakSet[BoundedPool]) -> None:
-        """Adds each pool to ``made``, whose owner shuts them down."""
+        """Adds each new pool to ``made``, whose owner shuts the pools down."""
         self._deadline_s = deadline_s
         self._made = made
         self._lock = Lock()

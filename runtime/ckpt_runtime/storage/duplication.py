@@ -94,7 +94,7 @@ class Duplicator:
                 with naming("duplicate", source):
                     source.filesystem.cp_file(source.path, target.path)
             except BaseException:
-                # A copy whose answer was lost exists all the same.
+                # A copy exists even if the answer to its request was lost.
                 discard_file(target)
                 raise
             return _checked(target, file, source), Means.SERVER_SIDE_COPY
@@ -170,7 +170,7 @@ def _hard_link_of(source: Location, target: Location) -> None:
 
 
 def _hard_link(path: str, target: Location) -> None:
-    # Linked first and checked then: a file that is checked before may be exchanged before it is linked.
+    # The file is linked first and checked afterwards: a file that is checked first may be replaced before it is linked.
     os.link(path, target.path, follow_symlinks=False)
     if not stat.S_ISREG(os.lstat(target.path).st_mode):
         os.unlink(target.path)

@@ -125,7 +125,7 @@ class Location:
 
     @property
     def is_local(self) -> bool:
-        """Whether the operating system's own calls work on :attr:`path`."""
+        """Whether the system calls of the operating system work on :attr:`path`."""
         return isinstance(self.filesystem, LocalFileSystem)
 
     @property
@@ -562,7 +562,8 @@ def move_file(source: Location, target: Location) -> None:
 
 
 def upload_file(source: Location, target: Location) -> None:
-    """Moves a local file to another file system, where it becomes visible as a whole. One of its name is replaced."""
+    """Moves a local file to another file system, where it becomes visible as a whole. An existing file of that name is
+    replaced."""
     place = target if target.is_object_store else target.parent.child(f".{target.name}.tmp")
     with naming("write", target):
         target.filesystem.makedirs(target.parent.path, exist_ok=True)

@@ -79,7 +79,7 @@ def replace(location: Location, data: bytes) -> None:
 def check_exclusive_creation(directory: Location) -> None:
     """Tests whether :func:`publish` in a directory, which is made if need be, never replaces an existing file.
 
-    A store that checks first and writes then would pass the test, so its fsspec class is checked as well: one that does
+    A store that first checks and then writes would pass the test, so its fsspec class is checked as well: one that does
     not implement ``pipe_file`` itself has no conditional put. Raises :class:`InvalidLocationError` for such a store,
     :class:`StorageError` for a directory that cannot be used.
     """

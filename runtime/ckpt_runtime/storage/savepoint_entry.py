@@ -44,10 +44,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class SavepointEntry:
-    """Facts from when it was taken, and the latest marks, newest last. None: unknown, for savepoints without an entry.
+    """Facts about a savepoint at the time it was taken, and the latest marks, newest last. None: unknown, for
+    savepoints without an entry.
 
     ``program`` names the pipeline's code by its digest, ``configuration_version`` the job's configuration.
-    ``repositioned``: where sources continue that a user has set, by uid.
+    ``repositioned`` maps the uids of sources to the positions that a user has set.
     ``disposing`` are the relative paths of its files once it is being deleted, so that they can be found when the
     metadata is gone.
     """

@@ -56,9 +56,8 @@ class _NextOperator:
 
 
 class ChainEnd:
-    """The last operator's output, which sends all elements to each outgoing edge; ``watermark`` is the last emitted.
-
-    ``time`` is that of its chain.
+    """The last operator's output, which sends all elements to each outgoing edge. ``watermark`` is the last one
+    emitted, ``time`` the event time of the chain.
     """
 
     def __init__(self, partitions: Sequence[ResultPartition]) -> None:
@@ -235,7 +234,8 @@ class OperatorChain:
         return any(operator.has_commits_left for operator in self.operators)
 
     def measured(self, rows_in: int) -> tuple[OperatorMeasures, ...]:
-        """What the operators have measured since the last call. ``rows_in`` counts the rows that came to the chain."""
+        """The measures of the operators since the last call. ``rows_in`` counts the rows that the chain has
+        received."""
         received = (rows_in, *(output.rows for output in self._outputs[:-1]))
         counts = []
         for operator, came, output in zip(self.operators, received, self._outputs, strict=True):
@@ -244,7 +244,7 @@ class OperatorChain:
         return tuple(now.less(then) for now, then in zip(counts, before, strict=True)) if before else tuple(counts)
 
     def combined(self, uid: str, observed: Sequence[bytes]) -> bytes:
-        """Combines what the ``observe`` of that uid has observed in several intervals."""
+        """Combines the results of the ``observe`` with that uid over several intervals."""
         [operator] = [each for each in self.operators if each.context.uid == uid]
         return operator.combined(observed)
 

@@ -78,7 +78,7 @@ LONGEST_SLEEP_S = 3600.0
 
 
 class Wakeup:
-    """One sleeper, many wakers. A wake-up between :meth:`prepare` and :meth:`wait` is not lost."""
+    """Lets many threads wake one sleeping thread. A wake-up between :meth:`prepare` and :meth:`wait` is not lost."""
 
     __slots__ = ("_event", "_sleeping")
 
@@ -126,7 +126,7 @@ class TaskThread:
         self._wakeup.wake()
 
     def join(self, timeout_s: float) -> bool:
-        """Whether the thread has ended within the time."""
+        """Waits for the thread; returns whether it ended within the time."""
         self.thread.join(min(timeout_s, threading.TIMEOUT_MAX))
         return not self.thread.is_alive()
 
@@ -206,7 +206,7 @@ _OF_SPEC: dict[type, Callable[..., Operator]] = {
     specs.JoinSpec: JoinOperator,
     specs.StaticJoinSpec: StaticJoinOperator,
 }
-"""Operators that are made from their spec alone."""
+"""Operators that are created from their spec alone."""
 
 
 def create_operator(spec: specs.OperatorSpec, input_schema: pa.Schema | None) -> Operator:
@@ -230,11 +230,11 @@ def create_operator(spec: specs.OperatorSpec, input_schema: pa.Schema | None) ->
 _KEYED = (
     specs.AggregateSpec | specs.GroupSpec | specs.TableSpec | specs.DeduplicateSpec | specs.ProcessSpec | specs.JoinSpec
 )
-"""The operators that keep state per key, and so need a keyed backend."""
+"""The operators that keep state per key and therefore need a keyed backend."""
 
 
 def waiting_input(gate: InputGate) -> WaitingInput:
-    """Called from the subtask's thread; producers may append meanwhile. Meant for gates that hold few elements.
+    """Called from the subtask's thread; producers may append concurrently. Meant for gates that hold few elements.
 
     The barrier of a savepoint that stops the job with drain comes after the end of data: it waits for all rows before
     it. Other barriers do not wait.
@@ -389,13 +389,14 @@ class DeployedJob:
         peers = [channel.peer for _, channels in input_channels(self._graph, *key) for channel in channels]
         local = [peer == descriptor.subtask_index for peer in peers]
         subtask.debloating = input_debloating(self.configuration, self._gates[key].channels, local)
-        # User code may take seconds in a step, before whose end nothing is sent.
+        # User code may take seconds in a step, and rows are only sent after the step.
         subtask.fills_buffers = not self._has_user_code(descriptor)
         holder.append(subtask)
         self.subtasks[key] = subtask
 
     def _reads_ranges(self, vertex_id: str) -> bool:
-        """Whether a buffer to that vertex means hours of work, so that few are in flight and none is gathered."""
+        """Whether a buffer to that vertex may be hours of work: then few buffers are in flight, and rows are not
+        gathered."""
         head = self._graph.vertex(vertex_id).operators[0]
         return isinstance(self._plan.specs[head.uid], specs.RangeReaderSpec)
 

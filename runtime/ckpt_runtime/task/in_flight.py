@@ -33,7 +33,8 @@ def size_of(element: CapturedElement) -> int:
 class CapturedChannel:
     """In-flight data of one channel, in order; ``edge`` and ``peer`` as in :class:`ChannelStateStream`.
 
-    ``schema`` is that of the rows that are stored already. Other rows have their own, which may change on the way.
+    ``schema`` is the schema of rows that are already stored. Other rows carry their own schema, which may change within
+    a channel.
     """
 
     peer: int

@@ -26,8 +26,8 @@ class BufferDebloater:
     """The size of buffers for one subtask, in bytes, between :data:`MIN_BUFFER_BYTES` and ``max_bytes``.
 
     ``buffers`` is how many may be in flight to the subtask. A sample has the weight ``2 / (samples + 1)``, the previous
-    value the rest. Senders are notified of a size that differs from the last one that they know by
-    ``threshold_percentages`` or more, or that has reached a bound.
+    value the rest. Senders are notified of a size that differs from the last notified one by ``threshold_percentages``
+    or more, or that has reached a bound.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class BufferDebloater:
     def measured(self, processed_bytes: int, active_ms: float) -> int | None:
         """A new :attr:`size` after ``processed_bytes`` in ``active_ms``; None when it stays as it is.
 
-        A subtask is active while it is not idle for lack of input; back-pressured time is included. No active time
-        gives no sample; a sample of several periods counts that many times.
+        A subtask is active while it is not idle for lack of input; back-pressured time is included. Without active time
+        no sample is taken; a sample over several periods counts that many times.
         """
         if active_ms <= 0:
             return None

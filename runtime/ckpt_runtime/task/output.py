@@ -31,7 +31,7 @@ from ckpt_runtime.task.in_flight import CapturedChannel
 
 
 class BatchSizer:
-    """Sizes of batches whose schema rarely changes; validity bitmaps of fixed-width columns are left out.
+    """Computes the sizes of batches whose schema rarely changes; validity bitmaps of fixed-width columns are left out.
 
     Arrow adds up buffers and releases the interpreter lock for it, which is too expensive for small batches.
     """
@@ -193,11 +193,10 @@ class ResultPartition:
     a piece of work: a rebalanced batch is distributed row by row.
 
     A ``combiner`` aggregates each batch first, if that pays: rows of two schemas then follow each other, in buffers of
-    their own. With ``keeps_dictionaries`` columns that are dictionaries stay so: for a
-    consumer in the same worker that takes them. On the channels ``by_reference`` batches reach the consumer as they
-    are, if they are not very large: cutting them would save no memory, and cost the consumer a call for each part, and
-    a copy of each part that it keeps. With ``cut_by_ranges`` rows of two ranges, and a watermark between them, have
-    buffers of their own.
+    their own. With ``keeps_dictionaries``, dictionary columns are not decoded, for a consumer in the same worker that
+    accepts them. On the channels ``by_reference``, batches reach the consumer uncut unless they are very large: cutting
+    would save no memory, and cost the consumer a call for each part and a copy of each part that it keeps. With
+    ``cut_by_ranges``, the rows of two ranges, with a watermark between them, are sent in separate buffers.
     """
 
     def __init__(
@@ -250,7 +249,8 @@ class ResultPartition:
     def takes_dictionaries(self) -> bool:
         """Whether batches may have columns that are dictionaries; a buffer for another worker has none.
 
-        Rows are split over the channels before they are decoded, because positions in a dictionary are less to move.
+        Rows are split over the channels before they are decoded, because positions in a dictionary are smaller than
+        values.
         """
         return self.keeps_dictionaries or self._splits or self.combiner is not None
 
@@ -310,7 +310,7 @@ class ResultPartition:
         """Emits a watermark, which may wait for the buffers before it; only the latest one counts.
 
         The watermark of the end of data replaces none: timers may be due at the previous one, and not at the end. The
-        one of an idle source does not either, because it has no event time.
+        watermark of an idle source replaces none either, because it has no event time.
         """
         if timestamp_ms in (MAX_WATERMARK, IDLE_WATERMARK):
             self.send_control(Watermark(timestamp_ms))

@@ -52,7 +52,7 @@ def create_keyed_backend(
     """The backend that ``state.backend.type`` names. ``directory`` is the restored snapshot's (URL), which
     the job owns or not.
 
-    Each subtask gets whole handles, and the backend clips them. Raises UnsupportedBackendError, StateSchemaError,
+    Each subtask gets whole handles, which the backend clips. Raises UnsupportedBackendError, StateSchemaError,
     StateRestoreError naming the damaged file, and StateUnavailableError naming the file that is missing or cannot be
     read or written.
     """

@@ -234,8 +234,9 @@ def write_snapshot(
     """Makes the backends write a subtask's keyed states, and writes its in-flight data; small files go into handles.
 
     In-flight data that ``persisted`` knows in files of completed checkpoints is referred to. With ``copies_only`` no
-    duplicate in a savepoint shares a block on disk with its source. ``begun`` gets the files, to watch them.
-    Always releases the frozen states. Raises the errors of the storage, and then leaves no files.
+    duplicate in a savepoint shares a block on disk with its source. ``begun`` is called with the files, so that the
+    caller can observe them. Always releases the frozen states. Raises the errors of the storage, and then leaves no
+    files.
     """
     options = snapshot.barrier.options
     states: dict[str, OperatorSubtaskState] = {}

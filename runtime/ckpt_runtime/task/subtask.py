@@ -49,7 +49,7 @@ from ckpt_runtime.task.watermark_valve import InputTime
 logger = logging.getLogger(__name__)
 
 _OPERATOR_ASKED_EVERY_MS = 20.0
-"""How often an operator is asked again that takes no input, or that still commits."""
+"""The interval at which an operator that takes no input or still commits is polled."""
 
 
 class SubtaskHost(Protocol):
@@ -81,7 +81,7 @@ class _Timer(NamedTuple):
     """A request of an operator for a call at ``at_ms`` of the wall clock.
 
     The call comes no later than when the time that was left at the request has passed, at ``due_ms`` of the monotonic
-    clock. Otherwise all sources would stand still for an hour when the wall clock is put back by one.
+    clock. Otherwise all sources would stop for an hour when the wall clock is set back by one hour.
     """
 
     at_ms: int
@@ -101,8 +101,8 @@ class Subtask:
 
     ``finished_on_restore``: its operators had finished before the restored checkpoint; it only ends its outputs.
     ``restored`` is the in-flight data of that checkpoint, which is processed before data from the channels.
-    One in step tells the driver which batch all inputs have ended. ``debloating``, once set, adapts the size of the
-    channels' buffers. One that ``fills_buffers`` lets rows wait for others until its thread has nothing else to do.
+    A subtask in step reports to the driver which batch all inputs have ended. ``debloating``, once set, adapts the size
+    of the channels' buffers. With ``fills_buffers``, rows wait for further rows until its thread has no other work.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ class Subtask:
         return self._data_ended
 
     def wait_ms(self) -> float | None:
-        """How long this subtask lets the thread sleep; None = until woken."""
+        """How long the thread of this subtask may sleep, in ms; None means until it is woken."""
         monotonic = self._host.monotonic_ms()
         waits: list[float] = []
         if self._next_timer is not None and not self.backpressured:
@@ -332,12 +332,12 @@ class Subtask:
         self._finish_behind_inputs()
 
     def align(self, minimum: int) -> None:
-        """The driver knows the event time of the source's group."""
+        """Takes the event time of the source's group, computed by the driver."""
         if self.state is TaskState.RUNNING:
             self.chain.head.align(minimum)
 
     def limit(self, rates: Mapping[str, float]) -> None:
-        """The rates of sources have changed."""
+        """Takes new rate limits of sources."""
         if self.state is TaskState.RUNNING:
             self.chain.head.limit(rates)
 

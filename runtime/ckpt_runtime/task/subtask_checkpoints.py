@@ -104,7 +104,7 @@ class _OpenSnapshot:
 
 
 class SubtaskCheckpoints:
-    """The checkpoints of one subtask. ``persisted`` knows which queued buffers earlier checkpoints already contain.
+    """The checkpoints of one subtask. ``persisted`` records which queued buffers earlier checkpoints already contain.
 
     ``final_checkpoint`` is the first one whose completion may end the subtask. With ``end_with_all`` no checkpoint is
     taken once a subtask has ended, so it is the job's last one, which covers the end of all subtasks.
@@ -253,7 +253,7 @@ class SubtaskCheckpoints:
         self.handle(barriers.AbortedByCoordinator(checkpoint_id))
 
     def last_intervals(self) -> tuple[Interval, ...]:
-        """The measures of a subtask that has finished which no completed checkpoint has reported."""
+        """The measures of a finished subtask that no completed checkpoint has reported."""
         chain = self._subtask.chain
         if not chain.is_open:  # it had finished before the checkpoint that it was restored from
             return ()
@@ -342,7 +342,7 @@ class SubtaskCheckpoints:
         return not self.end_with_all or barrier.options.final or barrier.options.properties.is_synchronous
 
     def _rest_of(self, index: int) -> CapturedChannel:
-        """A channel's capture, which begins with the rest of its buffer in work."""
+        """A channel's capture, which begins with the unprocessed rest of its current buffer."""
         channel = self._subtask.gate.channels[index]
         captured = CapturedChannel(channel.peer, edge=channel.input_index)
         rest = self._subtask.rest_of_buffer()

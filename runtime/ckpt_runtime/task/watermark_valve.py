@@ -16,11 +16,12 @@ class WatermarkValve:
     """``gates`` has the input gate of each channel; no channel has a watermark at first, and ``current`` is None.
 
     Neither a channel whose data has ended nor an idle one holds event time back; an idle one is active again with its
-    next watermark. With ``ended_hold``, a gate all of whose channels have ended does, as in Spark, unless it has had no
-    watermark. When all are idle or have ended, event time first advances to the time that the data reached, as in
-    Spark: the minimum over all gates of the maximum watermark of a gate's channels. With ``by_gate`` it is this minimum
-    all the time: rows of a batch are on time by what all channels had ended before. With ``greatest`` it is the maximum
-    over the gates instead of the minimum, and a gate that has had no watermark holds nothing back.
+    next watermark. With ``ended_hold``, a gate whose channels have all ended holds event time back, as in Spark, unless
+    it never had a watermark. When all are idle or have ended, event time first advances to the time that the data
+    reached, as in Spark: the minimum over all gates of the maximum watermark of a gate's channels. With ``by_gate``,
+    event time always is this minimum: rows of a batch are compared with the time of the batches that all channels had
+    ended before. With ``greatest`` it is the maximum over the gates instead of the minimum, and a gate without a
+    watermark does not hold event time back.
     """
 
     def __init__(
@@ -72,7 +73,8 @@ class WatermarkValve:
         return moved if was_idle else [*moved, IDLE_WATERMARK]
 
     def _of_all(self, active: Sequence[int | None]) -> int | None:
-        """The least of the active watermarks, None while one is missing; or the greatest of those that are there."""
+        """The minimum of the active watermarks, None while one is missing; with ``greatest`` the maximum of the
+        existing ones."""
         known = [each for each in active if each is not None]
         if self._greatest:
             return max(known, default=None)
@@ -128,8 +130,8 @@ class WatermarkValve:
 class InputTime:
     """The event time of a subtask whose channels, by their gates, may send times of batches.
 
-    ``in_step``: its sources are in step. Then watermarks count from when all channels have ended their batch: one
-    source may have ended a batch of which others still send rows, which its time must not make late.
+    ``in_step``: its sources are in step. Then a watermark takes effect when all channels have ended their batch: other
+    sources may still send rows of the batch, and the time of one source must not make them late.
     """
 
     def __init__(
@@ -147,7 +149,8 @@ class InputTime:
         return self._valve.current
 
     def advance(self, channel: int, watermark: Watermark) -> list[Watermark]:
-        """The new watermarks in order: of event time, then perhaps the coming one with the batch that has ended."""
+        """The new watermarks in order: those of event time, then possibly the coming one with the batch that has
+        ended."""
         time_ms, batch = watermark.timestamp_ms, watermark.batch
         if self.in_step and time_ms not in (MAX_WATERMARK, IDLE_WATERMARK):
             self._held[channel].append(watermark)
@@ -181,7 +184,7 @@ class InputTime:
         return moved
 
     def _end_batch(self) -> list[Watermark]:
-        """A range of all inputs has ended, or the data has."""
+        """Ends a range of all inputs, or the data."""
         batch = self._batches.current
         if batch is None or batch == MAX_WATERMARK:
             return []

@@ -513,7 +513,7 @@ class TaskWorker:
             messages.SnapshotProgress(
                 subtask.vertex_id, subtask.index, checkpoint_id, files.written_bytes, files.duplicated_bytes
             )
-            # A copy: pool threads start and finish writing during this.
+            # Iterates over a copy, because pool threads start and finish writes concurrently.
             for (subtask, checkpoint_id), files in list(self._writing.items())
             if _runs(job, subtask)
         )

@@ -244,7 +244,7 @@ async def log_of_worker(agent_id: SlotAgentId, dispatcher: TheDispatcher) -> Pla
 
 @diagnosis.get("/taskmanagers/{taskmanagerid}/logs/{filename}", responses=_ONE, response_class=PlainTextResponse)
 async def named_log_of_worker(agent_id: SlotAgentId, name: LogName, dispatcher: TheDispatcher) -> PlainTextResponse:
-    """The same by the name that `/taskmanagers/:taskmanagerid/logs` lists."""
+    """A log of a worker, by the name that `/taskmanagers/:taskmanagerid/logs` lists."""
     if name != _OF_WORKER:
         raise NotFound(f"There is no log file {name}, only {_OF_WORKER}")
     return await log_of_worker(agent_id, dispatcher)

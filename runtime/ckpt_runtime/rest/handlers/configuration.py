@@ -101,7 +101,7 @@ async def effective(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointConfi
 
 @checkpoint_configuration.get("/configuration", responses=_READ)
 async def effective_by_either_name(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointConfig:
-    """The same as /config."""
+    """The checkpoint settings in effect, as at /config."""
     return await effective(job_id, dispatcher)
 
 

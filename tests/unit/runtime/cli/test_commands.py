@@ -396,7 +396,7 @@ def test_pyspark_reads_the_address_and_the_options_of_a_script_that_runs_as_a_cl
 ) -> None:
     from pyspark.sql.connect.client.core import DefaultChannelBuilder
 
-    script = SubmittedScript("an id", ["one; two=3 %"], {"a.key": "é"})
+    script = SubmittedScript("an id", "module", ["one; two=3 %"], {"a.key": "é"})
     builder = DefaultChannelBuilder(run_command.connect_address(url, 5, token, script))
     assert builder.endpoint == address
     given = dict(builder._params)

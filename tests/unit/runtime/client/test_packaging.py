@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.client import packaging
-from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
+from ckpt_runtime.client.packaging import PackagingError, pack_pipeline, pack_script
 
 
 def tree(root: Path) -> Path:
@@ -29,6 +29,30 @@ def test_a_directory_becomes_the_same_zip_each_time(tmp_path: Path) -> None:
     name, content = first
     assert name == "wordcount.zip"
     assert zipfile.ZipFile(io.BytesIO(content)).namelist() == ["job.py", "pkg/__init__.py", "pkg/data.csv"]
+
+
+def test_script_is_packed_with_the_modules_beside_it_that_it_and_these_import(tmp_path: Path) -> None:
+    texts = {
+        "my-job.py": "import json, pkg.inner\ndef main():\n    from helper import one",
+        "helper.py": "import other\nimport helper",
+        "other.py": "not python(",
+        "unused.py": "",
+        "json/rows.csv": "a",
+        "pkg/__init__.py": "from . import inner",
+        "pkg/inner.py": "import third",
+        "pkg/limits.csv": "1",
+        "third.py": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    module, content = pack_script(tmp_path / "my-job.py")
+    packed = zipfile.ZipFile(io.BytesIO(content))
+    assert module == "__main__"
+    assert packed.read("__main__.py").decode() == texts["my-job.py"]
+    wanted = ["__main__.py", "helper.py", "other.py", "pkg/__init__.py", "pkg/inner.py", "pkg/limits.csv", "third.py"]
+    assert packed.namelist() == wanted
+    assert pack_script(tmp_path / "helper.py")[0] == "helper"
 
 
 def test_path_that_is_not_a_pipeline_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
