@@ -1,6 +1,5 @@
-"""Turns a pipeline on disk into the content of an upload: a ``.py`` as it is, a directory as a reproducible zip.
-
-A script that runs as a client is a zip of it and of the modules beside it that it imports.
+"""Turns a pipeline on disk into the content of an upload: a file of Python with the modules beside it that it imports,
+or a directory, as a reproducible zip. A file that imports no such module is uploaded as it is.
 
 A ``.jar`` is also uploaded as it is: a Flink cluster runs it, and a session refuses it.
 
@@ -11,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -32,7 +32,9 @@ class PackagingError(CkptClientError):
 def pack_pipeline(path: Path) -> tuple[str, bytes]:
     """File name and content to upload. Raises :class:`PackagingError`.
 
-    For a directory, files in hidden folders and caches are left out; equal contents give equal bytes.
+    For a directory, files in hidden folders and caches are left out; equal contents give equal bytes. A ``.py`` has the
+    name of its module, with underscores in place of the characters that no such name has. If it imports modules beside
+    it, it is a zip of this name.
     """
     try:
         if path.is_dir():
@@ -44,7 +46,13 @@ def pack_pipeline(path: Path) -> tuple[str, bytes]:
             raise PackagingError(f"{path}: a pipeline is a .py file, a .zip archive, a directory, or a .jar for Flink")
         if path.stat().st_size > MAX_ARCHIVE_BYTES:
             raise PackagingError(f"{path}: larger than {MAX_ARCHIVE_BYTES} bytes")
-        return path.name, path.read_bytes()
+        if path.suffix.lower() != ".py":
+            return path.name, path.read_bytes()
+        module = re.sub(r"\W|^(?=\d)", "_", path.stem)
+        files = _with_imported(path, module)
+        if len(files) == 1:
+            return f"{module}.py", path.read_bytes()
+        return f"{module}.zip", _zip(path, files)
     except OSError as error:
         raise PackagingError(f"{path}: {error.strerror or error}") from error
 
@@ -52,24 +60,31 @@ def pack_pipeline(path: Path) -> tuple[str, bytes]:
 def pack_script(script: Path) -> tuple[str, bytes]:
     """Returns the name of a script's module, and a zip of it with the modules and packages beside it that it imports.
 
-    Imports are found in the text of the script and of these modules; packages are complete, with their data. A script
-    whose file name is no name of a module is ``__main__``. Raises :class:`PackagingError`.
+    A script whose file name is no name of a module is ``__main__``. Raises :class:`PackagingError`.
     """
     try:
         module = script.stem if script.stem.isidentifier() else "__main__"
-        found = {f"{module}.py": script}
-        todo = [script]
-        while todo:
-            for name in sorted(_imported(todo.pop())):
-                file, folder = script.with_name(f"{name}.py"), script.with_name(name)
-                # A folder without Python files has data, and only by chance the name of an installed package.
-                beside = [file] * file.is_file() + [*_files(folder)] * any(folder.rglob("*.py"))
-                new = {each.relative_to(script.parent).as_posix(): each for each in beside}
-                todo.extend(new[each] for each in new.keys() - found.keys() if each.endswith(".py"))
-                found = new | found
-        return module, _zip(script, dict(sorted(found.items())))
+        return module, _zip(script, _with_imported(script, module))
     except OSError as error:
         raise PackagingError(f"{script}: {error.strerror or error}") from error
+
+
+def _with_imported(script: Path, module: str) -> dict[str, Path]:
+    """The file of a module, with the modules and packages beside it that it imports, by their names in an archive.
+
+    Imports are found in the text of the file and of these modules; packages are complete, with their data.
+    """
+    found = {f"{module}.py": script}
+    todo = [script]
+    while todo:
+        for name in sorted(_imported(todo.pop())):
+            file, folder = script.with_name(f"{name}.py"), script.with_name(name)
+            # A folder without Python files has data, and only by chance the name of an installed package.
+            beside = [file] * file.is_file() + [*_files(folder)] * any(folder.rglob("*.py"))
+            new = {each.relative_to(script.parent).as_posix(): each for each in beside if each != script}
+            todo.extend(new[each] for each in new.keys() - found.keys() if each.endswith(".py"))
+            found = new | found
+    return dict(sorted(found.items()))
 
 
 def _imported(file: Path) -> set[str]:

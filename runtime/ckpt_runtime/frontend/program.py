@@ -37,15 +37,15 @@ from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled
 from ckpt_runtime.frontend.mapping import add_queries, check_paths, delivered, location_of, spark_columns
-from ckpt_runtime.frontend.scripts import ScriptEndedError, builds_session, may_start_behind
+from ckpt_runtime.frontend.scripts import ScriptEndedError, may_start_behind, uses_session
 from ckpt_runtime.frontend.typed_plan import Analysis
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import BATCH_LIMITS
 from ckpt_runtime.graph.kafka_columns import is_exactly_once
 from ckpt_runtime.graph.logical import LogicalPlan
-from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.graph.plan_classes import ISOLATED_PREFIX
+from ckpt_runtime.graph.specs import ProcessSpec
 
 INTERVAL_FORM = 'one or more numbers with a unit (week, day, hour, minute, second, millisecond), such as "10 minutes"'
 
@@ -326,7 +326,7 @@ def _cut_off(directory: Path, end: ScriptEndedError) -> str:
 
 
 def _is_script(directory: Path, module_name: str, function_name: str) -> bool:
-    """Whether a file is a script: it makes a session, and has no function of that name that takes one."""
+    """Whether a file is a script: it uses a session, and has no function of that name that takes one."""
     file = directory / f"{module_name}.py"
     if "." in module_name or not file.is_file():
         return False
@@ -339,7 +339,7 @@ def _is_script(directory: Path, module_name: str, function_name: str) -> bool:
             parameters = node.args.posonlyargs + node.args.args
             if parameters and parameters[0].arg == "spark":
                 return False
-    return builds_session(tree)
+    return uses_session(tree)
 
 
 def run_script(directory: Path, module_name: str, args: Sequence[str]) -> None:

@@ -11,19 +11,21 @@ from dataclasses import dataclass, field
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def builds_session(module: ast.Module) -> bool:
-    """Returns whether running a module builds a session, in its own statements or in a function that they may call.
+def uses_session(module: ast.Module) -> bool:
+    """Returns whether running a module uses a session, in its own statements or in a function that they may call.
 
-    A file with functions that build one is a script only if it has statements for ``__main__``; otherwise it is a
-    module that others import.
+    It builds one, or gets one from another module and reads or writes a stream. A file with functions that do so is a
+    script only if it has statements for ``__main__``; otherwise it is a module that others import.
     """
     own = [statement for statement in module.body if not isinstance(statement, _DEFINITIONS)]
-    return _names_builder(own) or (_names_main(own) and _names_builder(module.body))
+    return _name_session(own) or (_names_main(own) and _name_session(module.body))
 
 
-def _names_builder(statements: Sequence[ast.stmt]) -> bool:
+def _name_session(statements: Sequence[ast.stmt]) -> bool:
     for statement in statements:
         for node in ast.walk(statement):
+            if isinstance(node, ast.Attribute) and node.attr in ("readStream", "writeStream"):
+                return True
             if isinstance(node, ast.Attribute) and node.attr == "builder":
                 value = node.value
                 if (value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", "")) == "SparkSession":

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ckpt_runtime.client.private_files import make_private_directory
-from ckpt_runtime.frontend.scripts import builds_session
+from ckpt_runtime.frontend.scripts import uses_session
 from ckpt_runtime.jobmaster.gateway_values import (
     InvalidRequest,
     NotReady,
@@ -112,7 +112,7 @@ def _defines_entry(files: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool:
     source = _readable(None, f"its file {name!r} cannot be read", lambda: files.read(entry))
     tree = _readable(name, "it is not valid Python", lambda: ast.parse(source, name))
     defined = any(isinstance(node, ast.FunctionDef) and node.name == DEFAULT_FUNCTION for node in tree.body)
-    return defined or builds_session(tree)
+    return defined or uses_session(tree)
 
 
 def _readable(where: str | None, problem: str, read: Callable[[], T]) -> T:
@@ -147,7 +147,8 @@ MAX_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class StoredProgram:
-    """``archive`` is the zip; ``default_entry`` is None when several modules could be meant."""
+    """``archive`` is the zip. ``default_entry`` is the only entry point, or that of the module with the archive's name;
+    None when several modules could be meant."""
 
     description: StoredPipeline
     archive: Path
@@ -190,7 +191,9 @@ class ProgramStore:
         else:
             entries = tuple(f"{module}:{DEFAULT_FUNCTION}" for module in _keep(name, archive, path))
         description = StoredPipeline(program_id, name, uploaded_at_ms, entries)
-        self._programs[program_id] = StoredProgram(description, path, entries[0] if len(entries) == 1 else None)
+        named = f"{name.rpartition('.')[0]}:{DEFAULT_FUNCTION}"
+        default = named if named in entries else entries[0] if len(entries) == 1 else None
+        self._programs[program_id] = StoredProgram(description, path, default)
         return description
 
     def put_back(self, program_id: str, archive: bytes, uploaded_at_ms: int) -> None:

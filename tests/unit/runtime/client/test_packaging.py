@@ -53,6 +53,10 @@ def test_script_is_packed_with_the_modules_beside_it_that_it_and_these_import(tm
     wanted = ["__main__.py", "helper.py", "other.py", "pkg/__init__.py", "pkg/inner.py", "pkg/limits.csv", "third.py"]
     assert packed.namelist() == wanted
     assert pack_script(tmp_path / "helper.py")[0] == "helper"
+    name, content = pack_pipeline(tmp_path / "my-job.py")
+    assert name == "my_job.zip"
+    assert zipfile.ZipFile(io.BytesIO(content)).namelist() == sorted(["my_job.py", *wanted[1:]])
+    assert pack_pipeline(tmp_path / "other.py") == ("other.py", b"not python(")
 
 
 def test_path_that_is_not_a_pipeline_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from ckpt_runtime.frontend.capture import Capture, CapturedQuery
 from ckpt_runtime.frontend.captured_session import captured_session
 from ckpt_runtime.frontend.job import JobOptions
 from ckpt_runtime.frontend.program import stop_in_time
-from ckpt_runtime.frontend.scripts import ScriptEndedError, builds_session
+from ckpt_runtime.frontend.scripts import ScriptEndedError, uses_session
 from ckpt_runtime.frontend.typed_plan import (
     PLACEHOLDER_FILES,
     Analysis,
@@ -187,10 +187,13 @@ def test_program_that_sleeps_after_it_has_started_a_query_is_planned_at_once() -
         ("def other():\n    SparkSession.builder.getOrCreate()", False),
         ("def main():\n    SparkSession.builder.getOrCreate()\nif __name__ == '__main__':\n    main()", True),
         ("def main(): ...\nif __name__ == '__main__':\n    main()", False),
+        ("from sessions import spark\nspark.readStream.format('rate').load()", True),
+        ("def main():\n    rows.writeStream.start()\nif __name__ == '__main__':\n    main()", True),
+        ("def orders(spark):\n    return spark.readStream.table('orders')", False),
     ],
 )
-def test_script_is_a_module_that_builds_a_session_when_it_is_run(source: str, is_script: bool) -> None:
-    assert builds_session(ast.parse(source)) is is_script
+def test_script_is_a_module_that_uses_a_session_when_it_is_run(source: str, is_script: bool) -> None:
+    assert uses_session(ast.parse(source)) is is_script
 
 
 def test_builder_of_a_program_gives_the_captured_session_in_an_environment_of_spark_submit(

@@ -57,13 +57,15 @@ def test_same_content_is_stored_again_only_if_its_file_is_damaged_or_missing(sto
     assert archive.read_bytes() == content
 
 
-def test_entry_point_is_chosen_where_it_is_the_only_one(store: ProgramStore) -> None:
+def test_entry_point_is_the_only_one_or_that_of_the_module_with_the_name_of_the_archive(store: ProgramStore) -> None:
     content = zipped({"main.py": PIPELINE, "helper.py": b"x = 1", "pkg/other.py": PIPELINE, "data.txt": b""})
     program = store.get(store.add("job.zip", content, 0).id)
     assert program.default_entry == "main:pipeline"
     stored = store.add("job.zip", zipped({"a.py": PIPELINE, "b.py": PIPELINE}), 0)
     assert stored.entry_points == ("a:pipeline", "b:pipeline")
     assert store.get(stored.id).default_entry is None
+    stored = store.add("b.zip", zipped({"a.py": PIPELINE, "b.py": PIPELINE}), 0)
+    assert store.get(stored.id).default_entry == "b:pipeline"
     stored = store.add("job.py", b"def other(spark): ...", 0)
     assert stored.entry_points == ()
     assert store.get(stored.id).default_entry is None
