@@ -344,12 +344,12 @@ def job_exceptions(job_id: str, max_entries: int = 20) -> Call[ExceptionHistory]
 
 
 def job_progress(job_id: str) -> Call[ProgressReports]:
-    """Read what the queries of the job have done between two completed checkpoints, oldest first."""
+    """Read the progress of the job's queries between completed checkpoints, oldest first."""
     return Call("GET", _job(job_id, "/progress"), reader(ProgressReports))
 
 
 def execution_result(job_id: str) -> Call[ExecutionResult]:
-    """Read how the job ended, or that it has not ended."""
+    """Read the result of the job, or that it has not ended."""
     return Call("GET", _job(job_id, "/execution-result"), reader(ExecutionResult))
 
 

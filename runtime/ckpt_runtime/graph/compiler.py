@@ -88,7 +88,7 @@ class _Operator:
 
     @property
     def chain_head(self) -> bool:
-        """Whether it starts a vertex."""
+        """Whether the operator starts a vertex."""
         if len(self.inputs) != 1 or self.node.chaining is not Chaining.ALWAYS:
             return True
         edge = self.inputs[0]

@@ -89,7 +89,7 @@ def event_time_column(inputs: Sequence[LogicalInput]) -> str | None:
 
 
 def _has_no_rows(node: LogicalNode) -> bool:
-    """Whether only watermarks come from an operator (``frontend/query_watermark.py``)."""
+    """Whether an operator emits only watermarks (``frontend/query_watermark.py``)."""
     return any(edge.node.spec == NO_ROWS for edge in node.inputs)
 
 

@@ -41,7 +41,7 @@ _TOPIC = re.compile("[a-zA-Z0-9._-]{1,249}")
 
 
 def sink_topic(options: Mapping[str, str]) -> str | None:
-    """The topic that all rows go to; None if column ``topic`` names it for each row."""
+    """The topic of all rows; None if the column ``topic`` names the topic of each row."""
     return next((value for key, value in options.items() if key.lower() == "topic"), None)
 
 

@@ -64,7 +64,7 @@ def server_of(url: str) -> str:
 
 
 def check_table(options: Mapping[str, Any]) -> None:
-    """Raises PlanError for a query in the place of a table's name, as JDBC takes it."""
+    """Raises PlanError for a query in place of a table name, which JDBC would accept."""
     if options["dbtable"].lstrip().startswith("("):
         raise PlanError(
             "option 'dbtable'",

@@ -75,7 +75,7 @@ def line_end(options: Mapping[str, Any]) -> bytes | None:
 
 
 def decoded(data: bytes, codec: str) -> str:
-    """The text of bytes. Malformed ones become U+FFFD; without a byte order mark, the greatest byte is first."""
+    """Decodes bytes to text. Malformed bytes become U+FFFD; without a byte order mark, the greatest byte is first."""
     if codec in _WITH_MARK and not data.startswith(_WITH_MARK[codec]):
         codec += "-be"
     return data.decode(codec, "replace")

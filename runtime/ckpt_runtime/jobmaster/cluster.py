@@ -1,4 +1,4 @@
-"""One session's driver parts, put together: control endpoint, slot pool, dispatcher. Used by Spark and by tests."""
+"""Assembles the driver's parts of one session: control endpoint, slot pool, dispatcher. Used by Spark and by tests."""
 
 from __future__ import annotations
 

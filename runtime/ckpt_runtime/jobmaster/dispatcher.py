@@ -321,7 +321,7 @@ class Dispatcher:
         job_id = request.job_id or uuid.uuid4().hex
         self._submissions.check_not_retired(job_id)
         known = self._submissions.known(job_id)
-        # The other job may have changed since, or may have been forgotten.
+        # The other job may have changed or may have been removed since.
         request = self._complete(request) if known is None else completed_like(request, known)
         await self._submissions.once(job_id, with_recovery_options(request), self._submit)
         return job_id
@@ -461,7 +461,7 @@ class Dispatcher:
         return self._operations.start(operation, job_id, trigger_id, lambda: job.trigger_checkpoint(kind))
 
     async def take_savepoint(self, job_id: str, request: SavepointRequest) -> str:
-        """As :meth:`trigger_checkpoint`. Directory errors show in the operation."""
+        """Takes a savepoint, as :meth:`trigger_checkpoint`. An unusable directory makes the operation fail."""
         operation = OperationKind.SAVEPOINT
         if self._operations.knows(operation, job_id, request.trigger_id):
             return request.trigger_id or ""
@@ -493,7 +493,7 @@ class Dispatcher:
         return job.take_savepoint(SavepointRequest(directory, AfterSavepoint.STOP), taken_by)
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
-        """As :meth:`trigger_checkpoint`, for a path instead of a job."""
+        """Disposes of a savepoint by its path; the trigger id is handled as by :meth:`trigger_checkpoint`."""
         operation = OperationKind.SAVEPOINT_DISPOSAL
         self.jobs.check_leads()
         if self._operations.knows(operation, None, trigger_id):

@@ -22,7 +22,7 @@ TERMINAL = frozenset({ExecutionState.FINISHED, ExecutionState.CANCELED, Executio
 _MAX_NAME_CHARS = 80
 _SOURCES = frozenset({"source", "enumerator", "range_reader"})
 _MOVES = ("rows_in", "rows_out", "slices")
-"""The figures that change when a row has moved."""
+"""The figures that change whenever a row moves."""
 
 
 def subtask_pressure(index: int, attempt: int, backpressured: float, idle: float, busy: float) -> SubtaskPressure:
@@ -135,7 +135,7 @@ class ExecutionGraph:
         return Counter(execution.state for execution in self.executions.values())
 
     def measured(self, tasks: Iterable[SubtaskMeasures]) -> None:
-        """Takes a worker's heartbeat."""
+        """Records the figures of a worker's heartbeat."""
         now = wall_clock_ms()
         for figures in tasks:
             execution = self.executions.get((figures.vertex_id, figures.subtask))

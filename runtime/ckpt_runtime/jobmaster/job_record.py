@@ -75,7 +75,7 @@ class JobRecord:
         """Removes a pointer, if present. A later driver finds ``disposal`` until it is settled."""
 
     def settle(self, checkpoint_id: int) -> None:
-        """Records that the disposal stored at the removal is done, if there is one."""
+        """Records that the disposal that was stored with the removal is done, if there is one."""
 
     def expect_savepoint(self, checkpoint_id: int, directory: str) -> None:
         """Makes later drivers delete this directory if the savepoint is incomplete. Called before it is created."""

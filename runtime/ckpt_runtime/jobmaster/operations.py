@@ -59,7 +59,7 @@ class OperationStore:
         if key not in self._operations:
             task = asyncio.get_running_loop().create_task(_run(operation))
             entry = self._operations[key] = _Operation(task)
-            # Bound to the entry: the key may belong to another operation by the time this one ends.
+            # Bound to the entry, because the key may belong to another operation when this one ends.
             task.add_done_callback(partial(self._ended, key, entry))
         return trigger_id
 

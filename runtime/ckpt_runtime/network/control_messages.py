@@ -213,7 +213,7 @@ class Following(Message, frozen=True):
 
 
 class WorkerHeartbeat(Message, frozen=True):
-    """Sign of life of a worker. ``deployment`` is -1 while there is none."""
+    """Reports that a worker is alive. ``deployment`` is -1 while there is none."""
 
     deployment: int
     tasks: tuple[SubtaskMeasures, ...] = ()

@@ -151,7 +151,7 @@ def _run(request: ForkRequest) -> None:
     os.environ.update(json.loads(content_of(variables)))
     module = sys.modules[name]
     sys.argv = [module.__file__ or name, str(question), str(answer), *arguments]
-    if "numpy.random" in sys.modules:  # else all processes of one template would draw the same numbers
+    if "numpy.random" in sys.modules:  # otherwise, all processes of one template would draw the same numbers
         sys.modules["numpy.random"].seed()
     module.main()
 

@@ -87,7 +87,7 @@ class CheckpointPointerStore:
         return self._numbered({key: value for key, value in self._document.read().items() if key.startswith(_DISPOSAL)})
 
     def settle(self, checkpoint_id: int) -> None:
-        """Removes a disposal, which is done; a missing one is fine."""
+        """Removes a completed disposal; a missing disposal is not an error."""
         done = f"{_DISPOSAL}{checkpoint_id}"
         self._document.change(lambda present: {key: value for key, value in present.items() if key != done})
 
@@ -97,7 +97,7 @@ class CheckpointPointerStore:
         self._document.change(lambda present: {**present, f"{_SAVEPOINT}{checkpoint_id}": pending})
 
     def settle_savepoint(self, checkpoint_id: int) -> None:
-        """Removes the note: the savepoint is complete, or its directory is removed. A missing note is fine."""
+        """Removes the note: the savepoint is complete, or its directory is removed. A missing note is not an error."""
         done = f"{_SAVEPOINT}{checkpoint_id}"
         self._document.change(lambda present: {key: value for key, value in present.items() if key != done})
 
@@ -153,15 +153,15 @@ class JobCounters:
         return self._document.adopt()
 
     def reserve_checkpoint(self, checkpoint_id: int) -> None:
-        """Makes sure that no later driver uses this id or a smaller one. Repeating an unknown outcome is fine."""
+        """Ensures that no later driver uses this id or a smaller one. May be repeated after an unknown outcome."""
         self._raise_to(Counters(next_checkpoint_id=checkpoint_id + 1))
 
     def reserve_attempt(self, attempt: int) -> None:
-        """Makes sure that no later driver uses this attempt or a smaller one. Repeating an unknown outcome is fine."""
+        """Ensures that no later driver uses this attempt or a smaller one. May be repeated after an unknown outcome."""
         self._raise_to(Counters(next_attempt=attempt + 1))
 
     def keep_savepoint(self, checkpoint_id: int) -> None:
-        """Stores that the last savepoint has at least this id. Repeating an unknown outcome is fine."""
+        """Stores that the last savepoint has at least this id. May be repeated after an unknown outcome."""
         self._raise_to(Counters(savepoint_id=checkpoint_id))
 
     def _raise_to(self, least: Counters) -> None:

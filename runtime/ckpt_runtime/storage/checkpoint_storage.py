@@ -91,7 +91,7 @@ class CheckpointStorage:
         """Claims the directory before the first write: clusters that share a directory may have jobs of the same id.
 
         ``cluster`` is the URL of its high-availability directory; None, for a session without one, only checks.
-        Claiming again is fine. Raises :class:`AlreadyExistsError` naming the other cluster.
+        The same cluster may claim it again. Raises :class:`AlreadyExistsError` naming the other cluster.
         """
         if cluster is not None:
             with suppress(AlreadyExistsError):
@@ -192,7 +192,7 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:
-    """Deletes a checkpoint's directory with everything in it, but no shared files. A missing directory is fine.
+    """Deletes a checkpoint's directory with everything in it, but no shared files. A missing directory is not an error.
 
     Raises :class:`StorageError` naming what could not be deleted; calling again continues.
     """
@@ -260,7 +260,8 @@ class SnapshotDisposal:
         return {"directory": self.directory.url, "files": ["/".join(segments) for segments in self.files]}
 
     def execute(self, then: Callable[[], None] | None = None) -> None:
-        """Deletes the snapshot. After a :class:`StorageError` calling again continues; missing files are fine.
+        """Deletes the snapshot. A call after a :class:`StorageError` continues the deletion; missing files are not an
+        error.
 
         ``then`` is called when the files are deleted, and deletes everything that belongs to them.
         """

@@ -247,7 +247,8 @@ def declare_owner_dead(place: Location, claim: Claim) -> None:
 
 
 def release(place: Location) -> None:
-    """Deletes the claim, so that any job may claim the place; only its owner may call this. No claim is fine."""
+    """Deletes the claim, so that any job may claim the place; only its owner may call this. A missing claim is not an
+    error."""
     # The claim is deleted before the files of successors: a job that claims the place in between makes a new claim.
     delete_file(claim_file(place))
     with suppress(StorageError):

@@ -100,7 +100,7 @@ class JobResultStore:
         return [job_id for job_id in ids if not dirty_only or self.is_dirty(job_id)]
 
     def remove(self, job_id: str) -> None:
-        """Deletes a result; a missing one is fine."""
+        """Deletes a result; a missing result is not an error."""
         self._fence()
         VersionedDocument(self._document(job_id).directory).delete()
 
@@ -157,7 +157,7 @@ class HeldProgramStore:
         return archive
 
     def hold(self, program_id: str, uploaded_at_ms: int, archive: bytes, owner: str, since_ms: int) -> None:
-        """Stores a program and a hold on it; repeating is fine."""
+        """Stores a program and a hold on it; the call may be repeated."""
         self._fence()
         checksum = checksum_of(archive)
         make_directory(self._directory)
@@ -173,7 +173,7 @@ class HeldProgramStore:
         self._document.change(held)
 
     def release(self, program_id: str, owner: str) -> None:
-        """Removes a hold, and with the last one the archive; a program that is not held is fine."""
+        """Removes a hold, and with the last one the archive; a program without a hold is not an error."""
         gone: list[HeldProgram] = []
 
         def released(present: _HeldPrograms) -> _HeldPrograms:
@@ -223,7 +223,7 @@ class RetiredIdStore:
         return self._document.read().ids
 
     def retire(self, job_id: str, now_ms: int) -> None:
-        """Retires an id; repeating is fine. Forgets ids older than :data:`KEPT_MS`."""
+        """Retires an id; the call may be repeated. Forgets ids older than :data:`KEPT_MS`."""
 
         def retired(present: _RetiredIds) -> _RetiredIds:
             kept = {known: since for known, since in present.ids.items() if now_ms - since < KEPT_MS}

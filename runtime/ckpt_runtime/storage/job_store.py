@@ -151,7 +151,7 @@ class JobStore:
         return self.update(job_id, lambda job: job)
 
     def remove(self, job_id: str) -> None:
-        """Deletes a job, its plan first; an unknown or half-deleted one is fine."""
+        """Deletes a job, its plan first; the job may be unknown or partly deleted."""
         self._fence()
         directory = self._job_directory(job_id)
         with self._lock:

@@ -127,7 +127,7 @@ class LeaderStore:
         return info
 
     def renew(self, info: LeaderInfo, sequence: int) -> None:
-        """Gives a sign of life and corrects the published address if need be. Raises :class:`NotLeaderError`."""
+        """Renews the lease and corrects the published address if necessary. Raises :class:`NotLeaderError`."""
         self.check(info)
         replace(self._lease_file(info.epoch), encode_document({"epoch": info.epoch, "sequence": sequence}))
         published = self._published()
@@ -137,7 +137,8 @@ class LeaderStore:
             self.publish_address(info)
 
     def release(self, info: LeaderInfo, *, ended: bool = False) -> None:
-        """Ends the lease, as the last act of a leader: the next one need not wait. Raises :class:`NotLeaderError`.
+        """Ends the lease, as the last act of a leader, so that the next leader does not have to wait. Raises
+        :class:`NotLeaderError`.
 
         ``ended``: the cluster was asked to end, and standby drivers that waited for this leader end as well.
         """

@@ -69,7 +69,7 @@ def publish(location: Location, data: bytes, *, private: bool = True) -> None:
 
 
 def replace(location: Location, data: bytes) -> None:
-    """Creates or replaces a file, atomically and durably. Raises as :func:`publish`, except that existing is fine."""
+    """Creates or replaces a file, atomically and durably. Raises as :func:`publish`, except that the file may exist."""
     if location.is_local:
         _publish_locally(location, data, os.replace)
     else:

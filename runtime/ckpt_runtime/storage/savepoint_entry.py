@@ -133,7 +133,7 @@ def change_entry(
 
 
 def delete_entry(savepoint: Location) -> None:
-    """Deletes the entry, the last file of a savepoint; a missing one is fine."""
+    """Deletes the entry, the last file of a savepoint; a missing entry is not an error."""
     entry_document(savepoint).delete()
 
 

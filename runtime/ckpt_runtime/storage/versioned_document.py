@@ -198,7 +198,7 @@ class VersionedDocument:
             raise
 
     def delete(self) -> None:
-        """Deletes all revisions, the current one last, and the directory; a missing document is fine."""
+        """Deletes all revisions, the current one last, and the directory; a missing document is not an error."""
         while numbers := self._numbers():
             for number in numbers:
                 delete_file(self._file(number))

@@ -197,7 +197,7 @@ class OperatorChain:
 
     @property
     def operator_rows(self) -> tuple[int, ...]:
-        """Rows that each operator has emitted so far, head first; a sink has emitted none."""
+        """Rows that each operator has emitted so far, head first; 0 for a sink."""
         return tuple(output.rows for output in self._outputs)
 
     @property

@@ -148,7 +148,7 @@ class LocalSubpartition:
 
 
 class _Gathering:
-    """Rows on their way into the next buffer of one channel."""
+    """The rows that are gathered for the next buffer of one channel."""
 
     __slots__ = ("_decoder", "batches", "bytes", "rows")
 
@@ -486,7 +486,7 @@ class ResultPartition:
 
 
 class CurrentBuffer:
-    """Holds at most one buffer. ``now_ms`` is a monotonic clock.
+    """Holds the buffer in work, at most one. ``now_ms`` is a monotonic clock.
 
     Slices end anywhere, or only at the row numbers of the buffer. The rest of the buffer is in-flight data
     of ``channel`` (FLIP-76), which is None for rows restored from a checkpoint.

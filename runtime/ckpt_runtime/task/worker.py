@@ -631,7 +631,7 @@ def _allowed_cores() -> set[int]:
 def _bind(cores: set[int]) -> None:
     """Binds the process to cores, if the system supports it; threads started later inherit the binding."""
     if cores and cores != _allowed_cores():
-        # Each thread has its own affinity, and many run already.
+        # Each thread has its own affinity, and many threads already run.
         for thread in os.listdir("/proc/self/task"):
             try:
                 os.sched_setaffinity(int(thread), cores)

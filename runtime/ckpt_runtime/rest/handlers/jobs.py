@@ -195,7 +195,7 @@ async def execution_result(job_id: JobId, dispatcher: TheDispatcher) -> Executio
 
 @jobs.get("/{jobid}/progress", responses=_READ)
 async def progress(job_id: JobId, dispatcher: TheDispatcher) -> ProgressReports:
-    """What the queries of a job have done between two completed checkpoints, in Spark's form, oldest first."""
+    """The progress of a job's queries between completed checkpoints, in Spark's form, oldest first."""
     return ProgressReports(tuple(await dispatcher.jobs[job_id].progress()))
 
 
