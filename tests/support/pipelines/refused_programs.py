@@ -39,7 +39,7 @@ CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
         rows.withWatermark("placed_at", "1 minute").groupBy(F.session_window("placed_at", "1 minute")).count()
     ),
     "aggregate": lambda rows: (
-        rows.withWatermark("placed_at", "1 minute").groupBy("placed_at").agg(F.count_min_sketch("country", 0.5, 0.5))
+        rows.withWatermark("placed_at", "1 minute").groupBy("placed_at").agg(F.count_min_sketch("country", 0.5, 0.5, 1))
     ),
     "distinct": lambda rows: rows.groupBy("country").agg(F.expr("corr(DISTINCT length(country), length(country))")),
     "Avro in SQL": lambda rows: rows.select(F.expr("from_avro(CAST(country AS BINARY), '\"string\"', map()) AS text")),
