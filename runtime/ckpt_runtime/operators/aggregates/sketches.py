@@ -103,11 +103,7 @@ class ThetaSketches(_Sketched):
         return form.written(form.union([*map(form.read, known), own], size) if known else own)
 
     def _empty(self) -> bytes:
-        if self.aggregate.function == "ThetaIntersectionAgg":
-            raise AggregateFailedError(f"aggregate {self.aggregate.name!r}: a group has no sketch, and Spark fails too")
-        return self._form.written(
-            self._form.library.update_theta_sketch(int(self.aggregate.settings["size"])).compact()
-        )
+        return self._form.written(self._form.library.update_theta_sketch().compact())  # its bytes have no size
 
 
 class KllSketches(_Sketched):
