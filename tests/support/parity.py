@@ -57,8 +57,12 @@ NOT_ON_STREAMS = {
     **{f"time_to_{unit}": _PREVIEW for unit in ("micros", "millis", "seconds")},
 }
 """Functions of ``pyspark.sql.functions`` without a meaning on streams, and why."""
-_IN_QUERIES = ("grouping", "grouping_id", "product", "session_window", "window", "window_time")
-"""Functions that are compared in queries of their own, because an example without keys does not show them."""
+_IN_QUERIES = (
+    *("grouping", "grouping_id", "product", "session_window", "window", "window_time"),
+    *(f"kll_sketch_{what}_{kind}" for what in ("agg", "merge") for kind in ("bigint", "double", "float")),
+)
+"""Functions that are compared in queries of their own: an example without keys does not show them, or the examples
+call a function that is refused."""
 _IN_SQL = {
     "negate": "negative",
     "bitwise_not": "~",
@@ -375,7 +379,8 @@ def statuses(examples: Sequence[Example]) -> dict[str, dict[str, str]]:
     """Returns by group, then by function: equal, refused (all examples are), partly, or differs."""
     kinds: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for example in examples:
-        kinds[example.group][example.function].add(example.kind)
+        if example.function not in _IN_QUERIES:
+            kinds[example.group][example.function].add(example.kind)
     return {
         group: {name: _status(found) for name, found in sorted(functions.items())}
         for group, functions in sorted(kinds.items())
