@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.sinks import CommitOutcome
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import ClusterTimeoutError, MiniCluster
 from tests.support.jobs import skip_unless_root, wait_for_restarts
 from tests.support.object_store import ObjectStore, object_store
@@ -141,7 +142,7 @@ def test_files_of_sparks_writer_are_there_once_when_their_disk_takes_no_writes_f
     """From before Spark writes on, and from then on when only names have to be changed, which a full disk allows."""
     out = tmp_path / "out"
     with _small_disk(out):
-        world = World(tmp_path)
+        world = World(tmp_path, resolve(str(out)))
         with ExitStack() as faults, monkeypatch.context() as patched:
             write = ArrowWrite.to
 

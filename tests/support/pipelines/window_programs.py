@@ -55,7 +55,7 @@ def queries(rows: DataFrame) -> dict[str, tuple[DataFrame, str]]:
             F.count("*").alias("n"),
             F.hll_sketch_agg("quantity", 6).alias("hll"),
             F.theta_sketch_agg("amount", 7).alias("theta"),
-            F.kll_sketch_agg_double("amount", 4000).alias("kll"),
+            F.kll_sketch_agg_double(F.coalesce("amount", F.lit(0.0)), 4000).alias("kll"),
         )
         .groupBy(F.window(F.window_time("window"), "2 hours"))
         .agg(
@@ -191,8 +191,8 @@ def statistics(rows: DataFrame) -> DataFrame:
         F.theta_union(theta, all_times, 9).alias("theta_union"),
         F.theta_intersection(theta, F.theta_sketch_agg(F.when(number > 1, amount))).alias("theta_intersection"),
         F.theta_sketch_estimate(F.theta_difference(all_times, theta)).alias("theta_difference"),
-        F.expr("kll_sketch_get_quantile_bigint(kll_sketch_agg_bigint(quantity, 60000), 0.1)").alias("kll"),
-        F.expr("kll_sketch_get_rank_float(kll_sketch_agg_float(cast(amount AS float), 60000), 2.5f)").alias("rank"),
+        F.expr("kll_sketch_get_quantile_bigint(kll_sketch_agg_bigint(coalesce(quantity, 0), 60000), 0.1)").alias("kll"),
+        F.expr("kll_sketch_get_rank_float(kll_sketch_agg_float(ifnull(float(amount), 0f), 60000), 2.5f)").alias("rank"),
         F.vector_sum(F.expr("array(float(quantity), float(-0.0), float('inf'))")).alias("vector_sum"),
         F.vector_avg(F.expr("array(float(0), float('nan'))")).alias("vector_avg"),
         F.first("country").alias("first"),

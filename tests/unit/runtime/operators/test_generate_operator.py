@@ -12,6 +12,7 @@ from ckpt_runtime.expressions.nodes import Call, Column, Literal
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.graph.specs import GenerateSpec
 from ckpt_runtime.operators import typed_expressions
+from ckpt_runtime.operators.operator import ChainTime
 from ckpt_runtime.operators.typed_expressions import GenerateOperator
 
 ARRAY: SparkType = {"type": "array", "elementType": "integer", "containsNull": True}
@@ -38,7 +39,7 @@ def generated(call: Call, column: pa.Array, made: list[Any], *, outer: bool = Fa
     schema = pa.schema([("given", column.type), *made])
     operator = GenerateOperator(GenerateSpec(call, outer, frozenset([0] if carried else []), schema))
     emitted = Emitted()
-    context: Any = SimpleNamespace(now_ms=lambda: 0, configuration={})
+    context: Any = SimpleNamespace(now_ms=lambda: 0, configuration={}, chain_time=ChainTime())
     operator.open(context, emitted)
     operator.process_batch(pa.record_batch([column], ["given"]), 0)
     return emitted

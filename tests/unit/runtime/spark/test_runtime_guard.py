@@ -18,8 +18,8 @@ def test_missing_package_is_named_with_the_command_that_installs_it(monkeypatch:
     found = importlib.util.find_spec
 
     def find_spec(name: str) -> ModuleSpec | None:
-        return None if name in ("numba", "xxhash") else found(name)
+        return None if name in ("numba", "uvicorn") else found(name)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_spec)
-    with pytest.raises(RuntimeNotInstalledError, match=r"needs numba, xxhash.*pip install 'ckpt-runtime\[sess"):
+    with pytest.raises(RuntimeNotInstalledError, match=r"needs numba, uvicorn.*pip install 'ckpt-runtime\[sess"):
         check_runtime()
