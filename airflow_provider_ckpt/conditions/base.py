@@ -287,7 +287,7 @@ class Once(AsyncCalls):
         """Wait until it is known what wakes this wait; at most a few seconds."""
 
     def begins(self) -> None:
-        """Marks the begin of a poll: later events are reasons for the next poll."""
+        """Marks the beginning of a poll: later events are reasons for the next poll."""
 
     def pace(self) -> float:
         """Seconds until the next poll, unless it is called."""

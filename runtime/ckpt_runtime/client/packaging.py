@@ -48,8 +48,7 @@ def pack_pipeline(path: Path) -> tuple[str, bytes]:
             raise PackagingError(f"{path}: larger than {MAX_ARCHIVE_BYTES} bytes")
         if path.suffix.lower() != ".py":
             return path.name, path.read_bytes()
-        module = re.sub(r"\W|^(?=\d)", "_", path.stem)
-        files = _with_imported(path, module)
+        module, files = _with_imported(path)
         if len(files) == 1:
             return f"{module}.py", path.read_bytes()
         return f"{module}.zip", _zip(path, files)
@@ -58,22 +57,23 @@ def pack_pipeline(path: Path) -> tuple[str, bytes]:
 
 
 def pack_script(script: Path) -> tuple[str, bytes]:
-    """Returns the name of a script's module, and a zip of it with the modules and packages beside it that it imports.
-
-    A script whose file name is no name of a module is ``__main__``. Raises :class:`PackagingError`.
+    """Returns the name of a script's module, as of :func:`pack_pipeline`, and a zip of it with the modules and packages
+    beside it that it imports. Raises :class:`PackagingError`.
     """
     try:
-        module = script.stem if script.stem.isidentifier() else "__main__"
-        return module, _zip(script, _with_imported(script, module))
+        module, files = _with_imported(script)
+        return module, _zip(script, files)
     except OSError as error:
         raise PackagingError(f"{script}: {error.strerror or error}") from error
 
 
-def _with_imported(script: Path, module: str) -> dict[str, Path]:
-    """The file of a module, with the modules and packages beside it that it imports, by their names in an archive.
+def _with_imported(script: Path) -> tuple[str, dict[str, Path]]:
+    """The name of a file's module, and the file with the modules and packages beside it that it imports, by their names
+    in an archive.
 
     Imports are found in the text of the file and of these modules; packages are complete, with their data.
     """
+    module = re.sub(r"\W|^(?=\d)", "_", script.stem)
     found = {f"{module}.py": script}
     todo = [script]
     while todo:
@@ -83,8 +83,12 @@ def _with_imported(script: Path, module: str) -> dict[str, Path]:
             beside = [file] * file.is_file() + [*_files(folder)] * any(folder.rglob("*.py"))
             new = {each.relative_to(script.parent).as_posix(): each for each in beside if each != script}
             todo.extend(new[each] for each in new.keys() - found.keys() if each.endswith(".py"))
-            found = new | found
-    return dict(sorted(found.items()))
+            found |= new
+    if found[f"{module}.py"] != script:
+        raise PackagingError(
+            f"{script}: it imports {module}.py, which has the name of its own module; rename one of them"
+        )
+    return module, dict(sorted(found.items()))
 
 
 def _imported(file: Path) -> set[str]:

@@ -30,7 +30,7 @@ from ckpt_runtime.connectors.datasource_rows import (
     values_of,
     versioned,
 )
-from ckpt_runtime.connectors.split_host import OFFSET, RangeEnumerator
+from ckpt_runtime.connectors.split_host import OFFSET, RangeEnumerator, Reposition
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now, described_data_source
 from ckpt_runtime.graph.schema import NonNegative
@@ -207,12 +207,6 @@ _LEAST_IDLE_MS = 10
 _GREATEST_IDLE_MS = 500
 
 
-class _Reposition(Struct):
-    """A position that a user has set."""
-
-    position: StartPosition
-
-
 class _Position(Struct):
     """The stored form; ``ended_in`` is the job in which the source ended."""
 
@@ -221,7 +215,7 @@ class _Position(Struct):
     ended_in: str | None
     planned: bool = True
     ranges: NonNegative = 0
-    reposition: _Reposition | None = None
+    reposition: Reposition | None = None
 
     def __post_init__(self) -> None:
         """Checks that the offset is JSON."""

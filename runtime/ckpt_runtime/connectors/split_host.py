@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 import pyarrow as pa
-from msgspec import to_builtins
+from msgspec import Struct, to_builtins
 
 from ckpt_runtime.checkpoint.measures import ENOUGH_LOOKS, OperatorMeasures
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
@@ -162,6 +162,12 @@ class RangeEnumerator(SourceOperator):
     def _send_end(self) -> None:
         self.output.emit_coming_watermark(self._splits, self._ranges)
         self.output.emit_watermark(self._splits)
+
+
+class Reposition(Struct):
+    """A position that a user has set, as an enumerator's stored item has it."""
+
+    position: StartPosition
 
 
 def repositioned_item(item: dict[str, Any], reading: list[Any], position: StartPosition) -> dict[str, Any]:

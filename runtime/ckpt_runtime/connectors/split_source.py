@@ -28,6 +28,7 @@ from ckpt_runtime.connectors.split_host import (
     OPEN_SPLITS,
     STEP_MS,
     RangeEnumerator,
+    Reposition,
     SplitHost,
 )
 from ckpt_runtime.connectors.splits import Pacer
@@ -40,7 +41,7 @@ from ckpt_runtime.operators.bad_rows import BadRows
 from ckpt_runtime.operators.operator import EventTime, OperatorContext, Output, RowOrigins
 from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.scheduler.watermark_alignment import Progress, SplitAlignment
-from ckpt_runtime.sources import BadRow, Source, Split, SplitEnumerator, SplitReader, StartPosition
+from ckpt_runtime.sources import BadRow, Source, Split, SplitEnumerator, SplitReader
 
 _VERSION = 1
 
@@ -74,10 +75,9 @@ class _StoredOpenSplit(Struct, Generic[D, P]):
     event_time: EventTime | None = None
 
 
-class _StoredReposition(Struct, Generic[D, P]):
-    """A position that a user has set, and the splits that the readers had in the snapshot."""
+class _StoredReposition(Reposition, Generic[D, P]):
+    """Has the splits, too, that the readers had in the snapshot."""
 
-    position: StartPosition
     reading: list[_StoredOpenSplit[D, P]]
 
 

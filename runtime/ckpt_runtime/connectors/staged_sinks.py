@@ -9,8 +9,8 @@ deleted only then, or when no snapshot covers them.
 batch id of the commit. ``foreach`` is called in each subtask, row by row, with the checkpoint's id.
 
 Formats of Spark's batch writer are written in the same way: Spark writes the rows of a checkpoint to a hidden directory
-of the attempt, next to the visible files, or next to the staged rows if those are in an object store. When Spark has
-returned, the directory is renamed to mark it as complete. Then each file is moved to its visible name.
+of the attempt: next to the visible files, or next to the staged rows if the visible files are in an object store. When
+Spark has returned, the directory is renamed to mark it as complete. Then each file is moved to its visible name.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ def uses_session(module: ast.Module) -> bool:
     script only if it has statements for ``__main__``; otherwise it is a module that others import.
     """
     own = [statement for statement in module.body if not isinstance(statement, _DEFINITIONS)]
-    return _name_session(own) or (_names_main(own) and _name_session(module.body))
+    return _names_session(own) or (_names_main(own) and _names_session(module.body))
 
 
-def _name_session(statements: Sequence[ast.stmt]) -> bool:
+def _names_session(statements: Sequence[ast.stmt]) -> bool:
     for statement in statements:
         for node in ast.walk(statement):
             if isinstance(node, ast.Attribute) and node.attr in ("readStream", "writeStream"):

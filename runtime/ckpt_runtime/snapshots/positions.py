@@ -14,8 +14,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from msgspec import Struct
-
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, SubtaskState
 from ckpt_runtime.connectors.split_host import (
     ENDED_SPLITS,
@@ -23,6 +21,7 @@ from ckpt_runtime.connectors.split_host import (
     OFFSET,
     OPEN_SPLITS,
     UNREAD_PARTITIONS,
+    Reposition,
     repositioned_item,
 )
 from ckpt_runtime.graph.schema import DocumentError, check_values, checked
@@ -90,12 +89,8 @@ def repositions_of(metadata: CompletedCheckpoint) -> dict[str, str]:
         given = item.get("reposition")
         if given is not None:
             with suppress(DocumentError):
-                found[uid] = position_text(checked(given, _Reposition).position)
+                found[uid] = position_text(checked(given, Reposition).position)
     return found
-
-
-class _Reposition(Struct):
-    position: StartPosition
 
 
 def _enumerators(metadata: CompletedCheckpoint) -> Iterator[tuple[str, dict[str, Any]]]:

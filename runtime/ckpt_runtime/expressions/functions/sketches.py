@@ -37,12 +37,16 @@ def sketch_library(function: str) -> Any:
     return import_module("datasketches")
 
 
-class HllForm:
-    """Reads, unites and writes HyperLogLog sketches."""
+class _Form:
+    """The sketches of one kind for a function. Raises UnsupportedExpressionError if the library is not installed."""
 
     def __init__(self, function: str) -> None:
         self.library = sketch_library(function)
         self._function = function
+
+
+class HllForm(_Form):
+    """Reads, unites and writes HyperLogLog sketches."""
 
     def read(self, data: bytes) -> Any:
         """Returns a sketch. Raises EvaluationError for bytes that are none."""
@@ -65,12 +69,8 @@ class HllForm:
         return union.get_result(self.library.tgt_hll_type.HLL_8)
 
 
-class ThetaForm:
+class ThetaForm(_Form):
     """Reads, unites, intersects and writes theta sketches."""
-
-    def __init__(self, function: str) -> None:
-        self.library = sketch_library(function)
-        self._function = function
 
     def read(self, data: bytes) -> Any:
         """Returns a sketch. Raises EvaluationError for bytes that are none."""
@@ -97,12 +97,12 @@ class ThetaForm:
         return bytes(data)
 
 
-class KllForm:
+class KllForm(_Form):
     """Reads and writes KLL sketches of the type of values with which the name of Spark's function ends."""
 
     def __init__(self, function: str) -> None:
-        library = sketch_library(function)
-        self._function = function
+        super().__init__(function)
+        library = self.library
         self._items: tuple[Any, ...] = ()
         if function.endswith("Bigint"):
             self._class, self._items = library.kll_items_sketch, (library.PyLongsSerDe(),)
@@ -156,7 +156,7 @@ def _hll(call: Call) -> Callable[..., Value]:
 @strict("ThetaSketchEstimate", "ThetaUnion", "ThetaIntersection", "ThetaDifference")
 def _theta(call: Call) -> Callable[..., Value]:
     form = ThetaForm(call.function)
-    size = theta_size(call)
+    size = _theta_size(call)
 
     def estimate(data: bytes) -> int:
         return int(form.read(data).get_estimate() + 0.5)
@@ -172,7 +172,7 @@ def _theta(call: Call) -> Callable[..., Value]:
     return per_row(estimate if call.function == "ThetaSketchEstimate" else combined, value_type(call.type))
 
 
-def theta_size(call: Call) -> int:
+def _theta_size(call: Call) -> int:
     """Returns the size that a function of two theta sketches gets. Raises UnsupportedExpressionError for others."""
     if len(call.arguments) < 3:
         return 12

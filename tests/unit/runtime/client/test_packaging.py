@@ -48,15 +48,17 @@ def test_script_is_packed_with_the_modules_beside_it_that_it_and_these_import(tm
         (tmp_path / name).write_text(text)
     module, content = pack_script(tmp_path / "my-job.py")
     packed = zipfile.ZipFile(io.BytesIO(content))
-    assert module == "__main__"
-    assert packed.read("__main__.py").decode() == texts["my-job.py"]
-    wanted = ["__main__.py", "helper.py", "other.py", "pkg/__init__.py", "pkg/inner.py", "pkg/limits.csv", "third.py"]
+    assert module == "my_job"
+    assert packed.read("my_job.py").decode() == texts["my-job.py"]
+    wanted = ["helper.py", "my_job.py", "other.py", "pkg/__init__.py", "pkg/inner.py", "pkg/limits.csv", "third.py"]
     assert packed.namelist() == wanted
     assert pack_script(tmp_path / "helper.py")[0] == "helper"
-    name, content = pack_pipeline(tmp_path / "my-job.py")
-    assert name == "my_job.zip"
-    assert zipfile.ZipFile(io.BytesIO(content)).namelist() == sorted(["my_job.py", *wanted[1:]])
+    assert pack_pipeline(tmp_path / "my-job.py") == ("my_job.zip", content)
     assert pack_pipeline(tmp_path / "other.py") == ("other.py", b"not python(")
+    (tmp_path / "third.py").write_text("import my_job")
+    (tmp_path / "my_job.py").write_text("")
+    with pytest.raises(PackagingError, match=r"my-job.py: it imports my_job.py, which has the name of its own module"):
+        pack_pipeline(tmp_path / "my-job.py")
 
 
 def test_path_that_is_not_a_pipeline_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
