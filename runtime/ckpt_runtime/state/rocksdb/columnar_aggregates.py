@@ -71,7 +71,10 @@ class _Generation:
 
 
 class _TableFile:
-    """A table of which only a filter of its keys, made of ``hashes``, is in memory. The file has no name and is deleted with this object."""
+    """A table of which only a filter of its keys, made of ``hashes``, is in memory.
+
+    The file has no name, and is deleted with this object.
+    """
 
     def __init__(self, table: AggregateTable, hashes: AnyArray, directory: Path) -> None:
         self._filter = KeyFilter(int(_FILTER_BYTES_PER_KEY * len(table)))
